@@ -1,0 +1,1 @@
+"""What a gradient worker and a gradient server say to each other."""

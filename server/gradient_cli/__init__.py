@@ -1,0 +1,1 @@
+"""The `gradient` command: submits work and asks what became of it, over HTTP alone."""

@@ -1,0 +1,1 @@
+"""The server: it knows the jobs, ranks them and hands them out."""

@@ -1,0 +1,1 @@
+"""The worker agent: it runs evaluations and builds on one host."""
