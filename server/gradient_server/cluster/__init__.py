@@ -1,0 +1,1 @@
+"""Cluster jobs: joint start on distinct workers, one verdict."""

@@ -1,0 +1,1 @@
+"""Named queries, one module a concern. Each takes a connection and commits nothing itself."""

@@ -1,0 +1,1 @@
+"""The words of the server: jobs, assignments, workers, outcomes. Pure."""

@@ -1,0 +1,1 @@
+"""The job graph: ingest of evaluations, promotion, retries, cascades, reports."""

@@ -1,0 +1,1 @@
+"""Build history and instance windows."""

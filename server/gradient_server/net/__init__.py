@@ -1,0 +1,1 @@
+"""Sessions with workers: listening, authentication, liveness, handlers."""

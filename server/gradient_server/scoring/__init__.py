@@ -1,0 +1,1 @@
+"""Ranking of jobs for a worker, as columns. Pure."""

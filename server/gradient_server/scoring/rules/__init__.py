@@ -1,0 +1,1 @@
+"""The rules of the scoring policies, one module an area. Pure."""

@@ -1,0 +1,1 @@
+"""The NAR store, its admission of uploads, logs, transfers."""
