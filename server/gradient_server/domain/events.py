@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradient_protocol.kinds import JobKind
+
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import AbortReason
 
@@ -163,5 +164,5 @@ class Bus:
     def publish(self, events: Sequence[Event]) -> None:
         """Call it only after the commit of what the events tell."""
         for event in events:
-            for subscriber in self._subscribers:
+            for subscriber in tuple(self._subscribers):
                 subscriber(event)
