@@ -1,0 +1,237 @@
+"""The threads that run transactions, and the way without threads that simulations take.
+
+SQLite's writer commits in groups: it takes what waits in the queue, gives each request a savepoint
+of its own, commits once and answers all of them after the commit. A request that raises is undone
+alone; a commit that fails is answered to everyone in the group.
+
+A pool (readers of SQLite, readers and writers of PostgreSQL) runs one transaction a request, and
+repeats one that the database gave up in favour of another (serialisation failure, deadlock), or
+whose connection broke before the commit was sent.
+"""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import outcome
+import sqlalchemy as sa
+import structlog
+
+from gradient_server.db.bridge import Bridge, Request
+from gradient_server.db.errors import CommitFailedError
+
+__all__ = ["GroupWriter", "Statistics", "ThreadPool", "run_inline"]
+
+T = TypeVar("T")
+
+logger = structlog.get_logger(__name__)
+
+# A group ends with this many requests or after this long, so that nobody's answer waits for a crowd.
+MAX_GROUP = 128
+GROUP_SECS = 0.02
+SLOW_TRANSACTION_SECS = 1.0
+MAX_TRIES = 6
+RETRY_BASE_SECS = 0.005
+# serialization_failure, deadlock_detected, lock_not_available
+RETRIED_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts since the start. `commits` is smaller than `transactions` where groups form."""
+
+    transactions: int = 0
+    commits: int = 0
+    failed: int = 0
+    retried: int = 0
+
+
+class GroupWriter:
+    """SQLite's one writer thread."""
+
+    def __init__(self, engine: sa.Engine, bridge: Bridge, statistics: Statistics) -> None:
+        self._engine = engine
+        self._bridge = bridge
+        self._statistics = statistics
+        self._thread = threading.Thread(target=self._run, name="database-writer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The thread ends once it has served what is in the queue."""
+        self._bridge.inbox.put(None)
+
+    def join(self, timeout_secs: float) -> bool:
+        """Waits for the thread's end, in a thread of the caller's. False if it goes on."""
+        self._thread.join(timeout_secs)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with self._engine.connect() as connection:
+                while (request := self._bridge.inbox.get()) is not None:
+                    if self._serve_group(connection, request):
+                        return
+        except BaseException as error:
+            logger.exception("the database's writer thread died")
+            self._bridge.fail_all(f"the database's writer thread died: {error}")
+            raise
+
+    def _serve_group(self, connection: sa.Connection, first: Request[Any]) -> bool:
+        """Runs, commits and answers one group. True if the end of the queue was reached."""
+        group: list[Request[Any]] = []
+        try:
+            with connection.begin():
+                stopping = self._collect(connection, first, group)
+        except Exception as error:
+            logger.exception("a group of transactions could not be committed", transactions=len(group))
+            for request in group:
+                failure = CommitFailedError(f"the database could not commit: {error}")
+                failure.__cause__ = error
+                request.result = outcome.Error(failure)
+            self._statistics.failed += len(group)
+            self._bridge.answer(group)
+            return False
+        self._statistics.commits += 1
+        self._bridge.answer(group)
+        return stopping
+
+    def _collect(self, connection: sa.Connection, first: Request[Any], group: list[Request[Any]]) -> bool:
+        execute = connection.connection.driver_connection.execute  # type: ignore[union-attr]  # it is open
+        deadline = time.monotonic() + GROUP_SECS
+        request: Request[Any] | None = first
+        while request is not None:
+            if request.begin():
+                group.append(request)
+                self._apply(connection, execute, request)
+            if len(group) >= MAX_GROUP or time.monotonic() > deadline:
+                return False
+            try:
+                request = self._bridge.inbox.get_nowait()
+            except queue.Empty:
+                return False
+        return True
+
+    def _apply(
+        self, connection: sa.Connection, execute: Callable[[str], object], request: Request[Any]
+    ) -> None:
+        started = time.monotonic()
+        execute("SAVEPOINT request")
+        request.result = outcome.capture(request.fn, connection)
+        self._statistics.transactions += 1
+        if isinstance(request.result, outcome.Error):
+            self._statistics.failed += 1
+            execute("ROLLBACK TO request")
+        execute("RELEASE request")
+        _warn_if_slow(request.fn, started)
+
+
+class ThreadPool:
+    """Threads with a connection each, made when first needed and again after it broke."""
+
+    def __init__(
+        self, engine: sa.Engine, bridge: Bridge, statistics: Statistics, *, threads: int, name: str
+    ) -> None:
+        self._engine = engine
+        self._bridge = bridge
+        self._statistics = statistics
+        self._threads = [
+            threading.Thread(target=self._run, name=f"database-{name}-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """The threads end once they have served what is in the queue."""
+        for _ in self._threads:
+            self._bridge.inbox.put(None)
+
+    def join(self, timeout_secs: float) -> bool:
+        """Waits for the threads' end, in a thread of the caller's. False if one goes on."""
+        deadline = time.monotonic() + timeout_secs
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        connection: sa.Connection | None = None
+        try:
+            while (request := self._bridge.inbox.get()) is not None:
+                if request.begin():
+                    connection = self._serve(connection, request)
+                    self._bridge.answer([request])
+        except BaseException as error:
+            logger.exception("a database thread died")
+            self._bridge.fail_all(f"a database thread died: {error}")
+            raise
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _serve(self, connection: sa.Connection | None, request: Request[Any]) -> sa.Connection | None:
+        """Sets the request's result; returns the connection to go on with, None if it broke."""
+        for attempt in range(1, MAX_TRIES + 1):
+            try:
+                if connection is None:
+                    connection = self._engine.connect()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's answer
+                request.result = outcome.Error(error)
+                return None
+            request.result, again = self._transact(connection, request.fn)
+            if _is_broken(connection):
+                connection.invalidate()
+                connection.close()
+                connection = None
+            if not again or attempt == MAX_TRIES:
+                break
+            self._statistics.retried += 1
+            time.sleep(random.uniform(0.5, 1.5) * RETRY_BASE_SECS * 2**attempt)  # noqa: S311 - jitter
+        return connection
+
+    def _transact(
+        self, connection: sa.Connection, fn: Callable[[sa.Connection], T]
+    ) -> tuple[outcome.Maybe[T], bool]:
+        """What came of one try, and whether another one may bring something else."""
+        started = time.monotonic()
+        self._statistics.transactions += 1
+        committing = False
+        try:
+            with connection.begin():
+                value = fn(connection)
+                committing = True
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
+            self._statistics.failed += 1
+            again = _is_repeatable(error) or (_is_broken(connection) and not committing)
+            return outcome.Error(error), again
+        self._statistics.commits += 1
+        _warn_if_slow(fn, started)
+        return outcome.Value(value), False
+
+
+def run_inline(connection: sa.Connection, fn: Callable[[sa.Connection], T], *, read_only: bool) -> T:
+    """One transaction in the caller's own thread, on the one connection of a simulation."""
+    connection.exec_driver_sql(f"PRAGMA query_only={int(read_only)}")
+    connection.rollback()
+    with connection.begin():
+        return fn(connection)
+
+
+def _is_repeatable(error: BaseException) -> bool:
+    """Whether PostgreSQL gave this transaction up in favour of another; nothing of it remains."""
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return getattr(cause, "sqlstate", None) in RETRIED_SQLSTATES
+
+
+def _is_broken(connection: sa.Connection) -> bool:
+    return connection.invalidated or bool(getattr(connection.connection.driver_connection, "closed", False))
+
+
+def _warn_if_slow(fn: Callable[..., object], started: float) -> None:
+    took_secs = time.monotonic() - started
+    if took_secs > SLOW_TRANSACTION_SECS:
+        name = getattr(fn, "__qualname__", repr(fn))
+        logger.warning("a slow transaction", function=name, took_secs=round(took_secs, 3))
