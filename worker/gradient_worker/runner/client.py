@@ -1,0 +1,369 @@
+"""The agent's side of the runner: connect to it, or start one, and have builds started and ended.
+
+The runner outlives the agent, so nothing here owns it: closing the client leaves builds running.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import trio
+
+from gradient_worker.runner import layout
+from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.options import RunnerOptions
+
+__all__ = [
+    "BuildDirectory",
+    "BuildExit",
+    "BuildSpec",
+    "ExitReason",
+    "RunnerBuild",
+    "RunnerClient",
+    "RunnerGone",
+    "RunnerInfo",
+    "RunnerOptions",
+    "RunnerRefused",
+    "build_directory",
+    "connect",
+    "connect_or_spawn",
+]
+
+_ANSWER_BYTES_MAX = 16 << 20
+_CONNECT_SECS = 15.0
+_RETRY_SECS = 0.02
+_ALREADY_RUNNING = 4
+
+
+class RunnerGone(Exception):  # noqa: N818 - a state of the world
+    """The connection to the runner ended: it died, or the client was closed."""
+
+
+class RunnerRefused(Exception):  # noqa: N818 - an answer
+    """The runner did not do what it was asked; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSpec:
+    """A build to start. `argv[0]` is looked up in the PATH of `env`, and `env` is the whole environment.
+
+    Times in seconds; `log_limit_bytes` is how much output is kept, None all of it. `HOME` or `TMPDIR`
+    should lie in the build's directory: without cgroups that is how its stray processes are known.
+    """
+
+    assignment_id: str
+    derivation_hash: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    timeout_secs: float
+    max_silent_secs: float
+    log_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildExit:
+    """How a build ended. `code` or `signal` where its main process was seen to end, else both None.
+
+    `started_at`, `ended_at`: seconds since the epoch on this host. `duration_secs`: by the monotonic
+    clock; None when the runner died. `oom_killed`: the kernel killed in the build's cgroup for want of
+    memory; `host_killed`: while the build ran, it killed outside of it too. `log_bytes` were kept,
+    `log_discarded_bytes` thrown away beyond the limit or on a full disk.
+    """
+
+    code: int | None
+    signal: int | None
+    reason: ExitReason
+    started_at: float
+    ended_at: float
+    duration_secs: float | None
+    oom_killed: bool
+    host_killed: bool
+    log_bytes: int
+    log_discarded_bytes: int
+    message: str = ""
+
+    @property
+    def log_truncated(self) -> bool:
+        """Whether output is missing from the log."""
+        return self.log_discarded_bytes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerBuild:
+    """A build that the runner knows. `exit` is None while it runs.
+
+    `cgroups`: hierarchy (`unified`, `memory`, `blkio`, ...) to directory, for `meters.cgroup`; empty when
+    builds have none. It stays until `forget`.
+    """
+
+    assignment_id: str
+    started_at: float
+    exit: BuildExit | None
+    cgroups: Mapping[str, Path]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.exit is None
+
+    @property
+    def cgroup(self) -> Path | None:
+        """The directory that names the build's memory."""
+        return self.cgroups.get("memory") or self.cgroups.get("unified")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """The runner itself. `cgroups` empty: builds are not measured, and `cgroup_reason` says why."""
+
+    pid: int
+    cgroups: Mapping[str, Path]
+    cgroup_reason: str
+    build_users: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDirectory:
+    """Where a build's files are. `build` is its working directory, `result` the runner's own record."""
+
+    root: Path
+
+    @property
+    def build(self) -> Path:
+        """The working directory of the command."""
+        return self.root / layout.BUILD
+
+    @property
+    def home(self) -> Path:
+        """`HOME` of the command."""
+        return self.root / layout.HOME
+
+    @property
+    def tmp(self) -> Path:
+        """`TMPDIR` of the command."""
+        return self.root / layout.TMP
+
+    @property
+    def outputs(self) -> Path:
+        """Where the command makes its outputs; the agent's to read and move once the build has ended."""
+        return self.root / layout.OUTPUTS
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error, growing while the build runs."""
+        return self.root / layout.LOG
+
+    @property
+    def result(self) -> Path:
+        """The record of the end (msgpack), there once the build has ended."""
+        return self.root / layout.RESULT
+
+
+def build_directory(base_dir: str | os.PathLike[str], assignment_id: str) -> BuildDirectory:
+    """The directory of an assignment's build; ValueError for an id that is no plain name."""
+    if not layout.is_safe_name(assignment_id):
+        raise ValueError(f"{assignment_id!r} cannot name a directory")
+    return BuildDirectory(Path(base_dir).absolute() / layout.BUILDS / assignment_id)
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request that waits for its answer."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    answer: dict[str, Any] | None = None
+
+
+class RunnerClient:
+    """A connection to the runner. Start `run` in a nursery; every call may be made from any task."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._calls: dict[int, _Call] = {}
+        self._last_id = 0
+        self._send_lock = trio.StrictFIFOLock()
+        self._gone = False
+
+    async def start(self, spec: BuildSpec) -> RunnerBuild:
+        """Starts a build, or returns the one that this assignment has already, running or ended.
+
+        Raises RunnerRefused when it cannot be started, RunnerGone when there is no runner any more.
+        """
+        fields: dict[str, object] = {
+            "assignment_id": spec.assignment_id,
+            "derivation_hash": spec.derivation_hash,
+            "argv": list(spec.argv),
+            "env": dict(spec.env),
+            "timeout_secs": spec.timeout_secs,
+            "max_silent_secs": spec.max_silent_secs,
+            "log_limit_bytes": spec.log_limit_bytes,
+        }
+        return _build_of((await self._ask("start", spec=fields))["build"])
+
+    async def wait(self, assignment_id: str) -> BuildExit:
+        """The end of a build, at once if it has ended. Raises RunnerGone, RunnerRefused if unknown."""
+        return _exit_of((await self._ask("wait", assignment_id=assignment_id))["exit"])
+
+    async def kill(self, assignment_id: str) -> None:
+        """Asks for a build's end and does not wait for it: `wait` then returns, reason killed."""
+        await self._ask("kill", assignment_id=assignment_id)
+
+    async def forget(self, assignment_id: str) -> None:
+        """Removes directory, result and cgroup of an ended build; nothing if it is not known."""
+        await self._ask("forget", assignment_id=assignment_id)
+
+    async def list(self) -> list[RunnerBuild]:
+        """All builds that were started and not forgotten."""
+        return [_build_of(fields) for fields in (await self._ask("list"))["builds"]]
+
+    async def info(self) -> RunnerInfo:
+        """What the runner says of itself."""
+        fields = await self._ask("hello")
+        return RunnerInfo(
+            pid=fields["pid"],
+            cgroups={name: Path(path) for name, path in fields["cgroups"].items()},
+            cgroup_reason=fields["cgroup_reason"],
+            build_users=tuple(fields["build_users"]),
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Reads answers until the connection ends; every call then raises RunnerGone. Never raises it."""
+        unpacker = msgpack.Unpacker(max_buffer_size=_ANSWER_BYTES_MAX)
+        task_status.started()
+        try:
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                while data := await self._stream.receive_some(1 << 16):
+                    unpacker.feed(data)
+                    for answer in unpacker:
+                        self._settle(answer)
+        finally:
+            self._gone = True
+            for call in self._calls.values():
+                call.done.set()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await self._stream.aclose()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the connection has ended."""
+        return self._gone
+
+    async def aclose(self) -> None:
+        """Ends the connection; the builds go on."""
+        await self._stream.aclose()
+
+    def _settle(self, answer: dict[str, Any]) -> None:
+        call = self._calls.get(answer.get("id", 0))
+        if call is not None:  # else its caller was cancelled
+            call.answer = answer
+            call.done.set()
+
+    async def _ask(self, op: str, **fields: object) -> dict[str, Any]:
+        if self._gone:
+            raise RunnerGone("the runner is gone")
+        self._last_id += 1
+        request_id, call = self._last_id, _Call()
+        self._calls[request_id] = call
+        try:
+            await self._send(msgpack.packb({"id": request_id, "op": op, **fields}))
+            await call.done.wait()
+        finally:
+            del self._calls[request_id]
+        if call.answer is None:
+            raise RunnerGone("the runner is gone")
+        if "error" in call.answer:
+            raise RunnerRefused(call.answer["error"])
+        return call.answer
+
+    async def _send(self, data: bytes) -> None:
+        """A whole request or the end of the connection: half a one would garble all that follow."""
+        try:
+            async with self._send_lock:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CONNECT_SECS):
+                    await self._stream.send_all(data)
+                    return
+                await self._stream.aclose()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise RunnerGone("the runner is gone") from error
+        raise RunnerGone("the runner does not take requests")
+
+
+async def connect(base_dir: str | os.PathLike[str]) -> RunnerClient | None:
+    """A client of the runner of a base directory; None when there is none."""
+    try:
+        runner_dir_fd = os.open(Path(base_dir) / layout.RUNNER, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        # By way of the directory's descriptor, for a socket's address has room for 107 bytes only.
+        stream = await trio.open_unix_socket(f"/proc/self/fd/{runner_dir_fd}/socket")
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    finally:
+        os.close(runner_dir_fd)
+    return RunnerClient(stream)
+
+
+async def connect_or_spawn(options: RunnerOptions) -> RunnerClient:
+    """A client of the runner that is there, else of one started now, detached from this process.
+
+    Several may call this at once: one of the runners gets the lock, all are connected to it. Raises
+    RunnerGone with the runner's own words when none can be had within 15 s.
+    """
+    said = "it did not come up in time"
+    with trio.move_on_after(_CONNECT_SECS):
+        while True:
+            client = await connect(options.base_dir)
+            if client is not None:
+                return client
+            status, said = await _spawn(options)
+            if status not in (0, _ALREADY_RUNNING):
+                break
+            if status == _ALREADY_RUNNING:
+                await trio.sleep(_RETRY_SECS)
+    raise RunnerGone(f"no build runner in {options.base_dir}: {said.strip() or 'it says nothing'}")
+
+
+async def _spawn(options: RunnerOptions) -> tuple[int, str]:
+    detached = RunnerOptions(
+        base_dir=options.base_dir,
+        orphan_kill_secs=options.orphan_kill_secs,
+        cgroup=options.cgroup,
+        grace_secs=options.grace_secs,
+        detach=True,
+    )
+    command = [sys.executable, "-I", "-m", "gradient_worker.runner", *detached.argv()]
+    done = await trio.run_process(
+        command, check=False, capture_stdout=True, capture_stderr=True, start_new_session=True, cwd="/"
+    )
+    return done.returncode, done.stderr.decode(errors="replace")
+
+
+def _build_of(fields: dict[str, Any]) -> RunnerBuild:
+    return RunnerBuild(
+        assignment_id=fields["assignment_id"],
+        started_at=fields["started_at"],
+        exit=None if fields["exit"] is None else _exit_of(fields["exit"]),
+        cgroups={name: Path(path) for name, path in fields["cgroups"].items()},
+    )
+
+
+def _exit_of(fields: dict[str, Any]) -> BuildExit:
+    return BuildExit(
+        code=fields["code"],
+        signal=fields["signal"],
+        reason=ExitReason(fields["reason"]),
+        started_at=fields["started_at"],
+        ended_at=fields["ended_at"],
+        duration_secs=fields["duration_secs"],
+        oom_killed=fields["oom_killed"],
+        host_killed=fields["host_killed"],
+        log_bytes=fields["log_bytes"],
+        log_discarded_bytes=fields["log_discarded_bytes"],
+        message=fields["message"],
+    )

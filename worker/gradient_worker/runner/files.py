@@ -1,0 +1,135 @@
+"""The directory of one build on the runner's side: making, handing over, removing; records in it.
+
+Records are msgpack maps, replaced atomically and not synced: they outlive processes, not the host.
+"""
+
+# ruff: noqa: PTH101, PTH102, PTH103, PTH105, PTH106, PTH108, PTH112, PTH114, PTH120, PTH123, PTH208
+# (pathlib would cost this small process 1 MiB)
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+import msgpack
+
+from gradient_worker.runner import layout
+
+__all__ = [
+    "hand_over",
+    "make",
+    "names",
+    "read_record",
+    "remove_now",
+    "run_aside",
+    "throw_away",
+    "write_record",
+]
+
+_PARTS = (layout.BUILD, layout.HOME, layout.TMP, layout.OUTPUTS)
+_FILES = (layout.LOG, layout.RESULT, layout.PROCESS)
+
+
+def make(root: str, uid: int | None, gid: int | None) -> None:
+    """Makes `root` with its parts, the parts owned by the build's user. Raises OSError."""
+    os.makedirs(root, mode=0o711, exist_ok=True)
+    for part in _PARTS:
+        path = f"{root}/{part}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        if uid is not None and gid is not None:
+            os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def names(directory: str) -> list[str]:
+    """Names in a directory, sorted; empty when it is not there."""
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
+def write_record(path: str, record: dict[str, object]) -> None:
+    """Writes a map in place of what was there. Raises OSError."""
+    fresh = f"{path}.new"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, msgpack.packb(record))
+    finally:
+        os.close(fd)
+    os.replace(fresh, path)
+
+
+def read_record(path: str) -> dict[str, object] | None:
+    """The map in a file; None where there is none or it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            record = msgpack.unpackb(file.read())
+    except (OSError, ValueError):  # msgpack's own errors are ValueErrors
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def remove_now(root: str) -> bool:
+    """Removes a build's directory if it holds nothing but our own files; False if there is more."""
+    try:
+        for name in _FILES:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{root}/{name}")
+        for part in _PARTS:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(f"{root}/{part}")
+        os.rmdir(root)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def hand_over(directory: str, from_uid: int, uid: int, gid: int) -> None:
+    """Gives all that `from_uid` owns below `directory` to another user.
+
+    What belongs to somebody else (a hard link made into the outputs) stays as it is.
+    """
+    for _, folders, others, dir_fd in os.fwalk(directory, follow_symlinks=False):
+        for name in (".", *folders, *others):
+            if os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_uid == from_uid:
+                os.chown(name, uid, gid, dir_fd=dir_fd, follow_symlinks=False)
+
+
+def throw_away(path: str) -> None:
+    """Removes a tree whatever its modes are."""
+    import shutil  # noqa: PLC0415 - only ever in a helper process; it would double the runner's memory
+
+    def open_up_and_retry(function: Callable[..., object], name: str, _: object) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(name), 0o700)
+            if os.path.isdir(name) and not os.path.islink(name):
+                os.chmod(name, 0o700)
+                shutil.rmtree(name, ignore_errors=True)
+            else:
+                function(name)
+
+    shutil.rmtree(path, onerror=open_up_and_retry)
+
+
+def run_aside(work: Callable[[], None]) -> int:
+    """Runs `work` in a child of its own, for what may take long; its pid, to be reaped by the caller."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                work()
+                status = 0
+            except OSError as error:
+                os.write(2, f"helper: {error}\n".encode())
+            finally:
+                os._exit(status)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return pid
