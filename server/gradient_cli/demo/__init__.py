@@ -1,0 +1,1 @@
+"""`gradient demo`: a server and three workers in one command, from nothing."""
