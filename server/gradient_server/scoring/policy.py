@@ -1,0 +1,227 @@
+"""Policies: tables of rules, and the sum of them (scoring.md, "Traits"; policies.md, tables)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gradient_server.scoring.breakdown import ScoreBreakdown
+from gradient_server.scoring.columns import Flags, JobColumns, Vector
+from gradient_server.scoring.contexts import InstanceContext, WorkerContext
+from gradient_server.scoring.estimate import Estimate
+from gradient_server.scoring.rule import Rule
+from gradient_server.scoring.rules import (
+    EstimatedTimeRule,
+    FairShareRule,
+    QosRule,
+    RescoreWaitRule,
+    ReserveFetchWorkersRule,
+    ResourceSaturationRule,
+    TransferLimitRule,
+    WaitTimeRule,
+)
+from gradient_server.scoring.weights import ASSIGN_FLOOR
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "CatalogueEntry",
+    "PolicyChoice",
+    "RulePolicy",
+    "RuleSpec",
+    "Scores",
+    "ScoringPolicy",
+    "policy_by_name",
+    "resource_aware_table",
+    "rule_catalogue",
+    "simple_table",
+]
+
+DEFAULT_POLICY = "resource-aware"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """One row of a policy's table."""
+
+    enabled: bool
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a policy says of n candidates: totals, holds, and the points of each rule.
+
+    `points` is (rules, n), in the order of `rule_names`; `holds` names each rule that can hold and
+    its vector.
+    """
+
+    rule_names: tuple[str, ...]
+    points: Vector
+    total: Vector
+    vetoed: Flags
+    holds: tuple[tuple[str, Flags], ...]
+    estimate: Estimate | None
+
+    @property
+    def wins(self) -> Flags:
+        """Unvetoed and not below the floor."""
+        flags: Flags = ~self.vetoed & (self.total >= ASSIGN_FLOOR)
+        return flags
+
+    def breakdown(self, index: int) -> ScoreBreakdown:
+        """One candidate's points by rule, total, vetoes and estimate."""
+        points = self.points[:, index].tolist()
+        return ScoreBreakdown(
+            rules=dict(zip(self.rule_names, points, strict=True)),
+            total=float(self.total[index]),
+            vetoes=tuple(name for name, flags in self.holds if flags[index]),
+            estimate=None if self.estimate is None else self.estimate.detail(index),
+        )
+
+
+class ScoringPolicy(Protocol):
+    """What the scheduler asks."""
+
+    name: str
+    uses_history: bool
+
+    @property
+    def uses_project_work_share(self) -> bool:
+        """Whether the jobs' project work shares must be filled in."""
+        ...
+
+    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
+        """The totals, one for each candidate."""
+        ...
+
+    def score_detailed(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Scores:
+        """The same totals with every rule's part and the vetoes."""
+        ...
+
+    def held_unscored(
+        self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext
+    ) -> Flags | None:
+        """The cheap holds alone: whom it names cannot win, and need not be scored."""
+        ...
+
+
+class RulePolicy:
+    """A named list of rules, summed."""
+
+    def __init__(self, name: str, rules: Sequence[Rule], *, uses_history: bool) -> None:
+        self.name = name
+        self.rules = tuple(rules)
+        self.uses_history = uses_history
+        self._names = tuple(rule.name for rule in self.rules)
+        self._first = tuple(rule for rule in self.rules if rule.holds_unscored)
+
+    @classmethod
+    def from_table(cls, name: str, table: Sequence[RuleSpec], *, uses_history: bool) -> "RulePolicy":
+        """The enabled rules of a table."""
+        return cls(name, [spec.rule for spec in table if spec.enabled], uses_history=uses_history)
+
+    @property
+    def uses_project_work_share(self) -> bool:
+        """Derived from the enabled rules."""
+        return any(rule.uses_project_work_share for rule in self.rules)
+
+    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
+        """The totals, one for each candidate."""
+        totals: Vector = self._points(columns, worker, instance).sum(axis=0)
+        return totals
+
+    def score_detailed(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Scores:
+        """The same totals with every rule's part and the vetoes."""
+        points = self._points(columns, worker, instance)
+        vetoed = np.zeros(len(columns), np.bool_)
+        holds: list[tuple[str, Flags]] = []
+        for rule in self.rules:
+            flags = rule.veto(columns, worker, instance)
+            if flags is not None:
+                holds.append((rule.name, flags))
+                vetoed |= flags
+        estimate = columns.memo.get("estimate")
+        return Scores(
+            rule_names=self._names,
+            points=points,
+            total=points.sum(axis=0),
+            vetoed=vetoed,
+            holds=tuple(holds),
+            estimate=estimate if isinstance(estimate, Estimate) else None,
+        )
+
+    def held_unscored(
+        self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext
+    ) -> Flags | None:
+        """The cheap holds alone: whom it names cannot win, and need not be scored."""
+        held: Flags | None = None
+        for rule in self._first:
+            flags = rule.veto(columns, worker, instance)
+            if flags is not None:
+                held = flags if held is None else held | flags
+        return held
+
+    def _points(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
+        points = np.empty((len(self.rules), len(columns)))
+        for row, rule in enumerate(self.rules):
+            points[row] = rule.score(columns, worker, instance)
+        return points
+
+
+def simple_table() -> list[RuleSpec]:
+    """Time, waiting and quality of service; no memory, no shares."""
+    return [
+        RuleSpec(True, EstimatedTimeRule()),
+        RuleSpec(True, RescoreWaitRule()),
+        RuleSpec(True, WaitTimeRule()),
+        RuleSpec(True, ReserveFetchWorkersRule()),
+        RuleSpec(True, TransferLimitRule()),
+        RuleSpec(True, QosRule()),
+    ]
+
+
+def resource_aware_table() -> list[RuleSpec]:
+    """The simple table and what the hosts have left; every rule there is, disabled ones included."""
+    return [
+        *simple_table(),
+        RuleSpec(True, ResourceSaturationRule()),
+        RuleSpec(False, FairShareRule()),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy, and what to warn about where its name was not known."""
+
+    policy: RulePolicy
+    warning: str | None = None
+
+
+def policy_by_name(name: str) -> PolicyChoice:
+    """The policy `scheduler.scoringPolicy` names; an unknown name falls back, with a warning."""
+    if name == "simple":
+        return PolicyChoice(RulePolicy.from_table(name, simple_table(), uses_history=False))
+    policy = RulePolicy.from_table(DEFAULT_POLICY, resource_aware_table(), uses_history=True)
+    if name == DEFAULT_POLICY:
+        return PolicyChoice(policy)
+    return PolicyChoice(
+        policy,
+        f"scheduler.scoringPolicy {name!r} is not known (simple, {DEFAULT_POLICY}): using {DEFAULT_POLICY}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A rule as the board explains it."""
+
+    name: str
+    description: str
+    enabled: bool
+
+
+def rule_catalogue() -> list[CatalogueEntry]:
+    """Every rule of the resource-aware table, disabled ones included."""
+    return [
+        CatalogueEntry(spec.rule.name, spec.rule.description, spec.enabled) for spec in resource_aware_table()
+    ]
