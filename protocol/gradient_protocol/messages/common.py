@@ -1,6 +1,6 @@
 """Messages that go both ways."""
 
-from gradient_protocol.messages.shapes import Shape
+from gradient_protocol.messages.shapes import Count, Shape
 
 __all__ = ["BulkAck", "Draining", "Error", "Message", "NarAbort", "Zstd"]
 
@@ -15,11 +15,11 @@ class Error(Message, frozen=True, tag="Error"):
     `url` is the server's alone (code 421).
     """
 
-    code: int
+    code: Count
     reason: str
     url: str | None = None
     assignment_id: str | None = None
-    seq: int | None = None
+    seq: Count | None = None
 
 
 class Draining(Message, frozen=True, tag="Draining"):
@@ -33,7 +33,7 @@ class BulkAck(Message, frozen=True, tag="BulkAck"):
     """Everything before `offset` of this transfer, request or assignment's log is stored."""
 
     id: str
-    offset: int
+    offset: Count
 
 
 class NarAbort(Message, frozen=True, tag="NarAbort"):

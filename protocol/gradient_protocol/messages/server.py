@@ -7,6 +7,7 @@ from gradient_protocol.messages.common import BulkAck, Draining, Error, Message,
 from gradient_protocol.messages.shapes import (
     Capabilities,
     ClusterSeat,
+    Count,
     Job,
     MemberAddress,
     RosterEntry,
@@ -61,7 +62,7 @@ class AuthChallenge(Message, frozen=True, tag="AuthChallenge"):
 class InitAck(Message, frozen=True, tag="InitAck"):
     """The handshake succeeded. `capabilities` is what both sides have."""
 
-    version: int
+    version: Count
     capabilities: Capabilities
     authorized_peers: list[str]
     failed_peers: dict[str, str]
@@ -72,7 +73,7 @@ class InitAck(Message, frozen=True, tag="InitAck"):
 class Reject(Message, frozen=True, tag="Reject"):
     """Ends a handshake."""
 
-    code: int
+    code: Count
     reason: str
     url: str | None = None
 
@@ -81,8 +82,8 @@ class AdoptedJob(Shape, frozen=True):
     """An assignment that goes on, with what the server has of it already."""
 
     assignment_id: str
-    seq: int
-    log_offset: int
+    seq: Count
+    log_offset: Count
     started: bool
 
 
@@ -103,7 +104,7 @@ class AuthUpdate(Message, frozen=True, tag="AuthUpdate"):
 class HeartbeatAck(Message, frozen=True, tag="HeartbeatAck"):
     """Answers one `WorkerMetrics` at once."""
 
-    n: int
+    n: Count
     server_time: float
 
 
@@ -111,7 +112,7 @@ class RequiredPath(Shape, frozen=True):
     """A path of the inputs' runtime closure and its size as a NAR."""
 
     path: str
-    nar_size: int
+    nar_size: Count
 
 
 class Candidate(Shape, frozen=True):
@@ -171,7 +172,7 @@ class ClusterSignal(Message, frozen=True, tag="ClusterSignal"):
     """A signal for a member; `n` is its place in the attempt's one order."""
 
     attempt: str
-    n: int
+    n: Count
     sender: MemberAddress = msgspec.field(name="from")
     topic: str
     payload: bytes
@@ -188,7 +189,7 @@ class ReportAck(Message, frozen=True, tag="ReportAck"):
     """Everything up to `seq` is committed. `refused` concerns exactly `seq`."""
 
     assignment_id: str
-    seq: int
+    seq: Count
     refused: str | None = None
 
 
@@ -196,7 +197,7 @@ class PathStatus(Shape, frozen=True):
     """Whether the server holds a path; for Pull its size and, where there is one, a URL."""
 
     held: bool
-    nar_size: int | None = None
+    nar_size: Count | None = None
     url: str | None = None
 
 
@@ -211,7 +212,7 @@ class CacheError(Message, frozen=True, tag="CacheError"):
     """A query of any kind that could not be answered."""
 
     query_id: str
-    code: int
+    code: Count
     reason: str
 
 
@@ -221,18 +222,18 @@ class NarStreamHeader(Message, frozen=True, tag="NarStreamHeader"):
     transfer_id: str
     path: str
     nar_hash: str
-    nar_size: int
-    file_size: int
+    nar_size: Count
+    file_size: Count
     compression: Compression
     references: list[str]
-    offset: int
+    offset: Count
 
 
 class NarPush(Message, frozen=True, tag="NarPush"):
     """Bulk. `offset` in bytes as they travel."""
 
     transfer_id: str
-    offset: int
+    offset: Count
     data: bytes
     last: bool
 
@@ -251,7 +252,7 @@ class Skip(Shape, frozen=True, tag="Skip"):
 class Relay(Shape, frozen=True, tag="Relay"):
     """Send chunks over the session, from `offset`."""
 
-    offset: int
+    offset: Count
 
 
 class Put(Shape, frozen=True, tag="Put"):
@@ -270,7 +271,7 @@ class Multipart(Shape, frozen=True, tag="Multipart"):
     """One HTTP PUT a part, then `UploadFinished` with the ETags."""
 
     urls: list[str]
-    part_size: int
+    part_size: Count
     expires_secs: float
 
     def __repr__(self) -> str:

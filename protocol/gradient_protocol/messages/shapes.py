@@ -1,8 +1,11 @@
 """Shapes that messages carry (messages.md, "Shapes")."""
 
+from typing import Annotated
+
 import msgspec
 
 from gradient_protocol.kinds import EvalStage, EvalStep, JobStage, PeakSource, SpanKind
+from gradient_protocol.limits import MAX_INT
 
 __all__ = [
     "BuildInput",
@@ -14,6 +17,7 @@ __all__ = [
     "Cluster",
     "ClusterMember",
     "ClusterSeat",
+    "Count",
     "Derivation",
     "DerivationInput",
     "DerivationOutput",
@@ -38,6 +42,11 @@ __all__ = [
     "Stage",
     "Started",
 ]
+
+
+# Every integer of the wire counts something: a size, an offset, a place in an order. None is
+# negative, and none is beyond what the databases can store.
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +81,7 @@ class BuildInput(Shape, frozen=True):
 
     path: str
     nar_hash: str
-    nar_size: int
+    nar_size: Count
     references: list[str]
     name: str | None = None
     output: str | None = None
@@ -93,7 +102,7 @@ class BuildJob(Shape, frozen=True, tag="Build"):
     timeout_secs: float
     max_silent_secs: float
     fixed_output: FixedOutput | None = None
-    cores: int | None = None
+    cores: Count | None = None
 
 
 class PathSource(Shape, frozen=True, tag="Path"):
@@ -132,7 +141,7 @@ class ClusterSeat(Shape, frozen=True):
 
     attempt: str
     role: str
-    index: int
+    index: Count
     hold_secs: float
 
 
@@ -140,7 +149,7 @@ class RosterEntry(Shape, frozen=True):
     """One member of a started attempt and the worker it sits on."""
 
     role: str
-    index: int
+    index: Count
     worker: str
     primary: bool
     endpoint: str | None = None
@@ -150,14 +159,14 @@ class MemberAddress(Shape, frozen=True):
     """Names one member: `index` counts from 0 within the role."""
 
     role: str
-    index: int
+    index: Count
 
 
 class SignalTarget(Shape, frozen=True):
     """Whom a signal is for. Without `index`, every member of the role."""
 
     role: str
-    index: int | None = None
+    index: Count | None = None
 
 
 class Note(Shape, frozen=True):
@@ -210,24 +219,24 @@ class Cluster(Shape, frozen=True):
 
     name: str
     same_zone: bool
-    retry_budget: int
+    retry_budget: Count
     members: list[ClusterMember]
 
 
 class Metrics(Shape, frozen=True):
     """What a build used. Anything that could not be measured is absent, never 0."""
 
-    build_time_ms: int
+    build_time_ms: Count
     oom_killed: bool
-    concurrent_builds: int
-    peak_ram_mb: int | None = None
-    anon_peak_ram_mb: int | None = None
+    concurrent_builds: Count
+    peak_ram_mb: Count | None = None
+    anon_peak_ram_mb: Count | None = None
     peak_source: PeakSource | None = None
-    cpu_time_ms: int | None = None
+    cpu_time_ms: Count | None = None
     avg_cpu_pct: float | None = None
-    disk_read_bytes: int | None = None
-    disk_write_bytes: int | None = None
-    build_cores: int | None = None
+    disk_read_bytes: Count | None = None
+    disk_write_bytes: Count | None = None
+    build_cores: Count | None = None
     cpu_core_score: float | None = None
 
 
@@ -237,10 +246,10 @@ class Span(Shape, frozen=True):
     kind: SpanKind
     start: float
     end: float
-    parent: int | None = None
-    nar_bytes: int | None = None
-    stored_bytes: int | None = None
-    paths: int | None = None
+    parent: Count | None = None
+    nar_bytes: Count | None = None
+    stored_bytes: Count | None = None
+    paths: Count | None = None
 
 
 class Started(Shape, frozen=True, tag="Started"):
@@ -264,7 +273,7 @@ class FetchResult(Shape, frozen=True, tag="FetchResult"):
 
     path: str
     nar_hash: str
-    nar_size: int
+    nar_size: Count
     rev: str | None = None
 
 
@@ -280,11 +289,11 @@ class EvalResult(Shape, frozen=True, tag="EvalResult"):
 class EvalStats(Shape, frozen=True, tag="EvalStats"):
     """What an evaluation cost. A numbered report."""
 
-    derivations: int
-    known: int
-    wall_ms: int
-    cpu_ms: int
-    peak_rss_mb: int | None = None
+    derivations: Count
+    known: Count
+    wall_ms: Count
+    cpu_ms: Count
+    peak_rss_mb: Count | None = None
 
 
 class BuiltOutput(Shape, frozen=True):
@@ -293,7 +302,7 @@ class BuiltOutput(Shape, frozen=True):
     name: str
     path: str
     nar_hash: str
-    nar_size: int
+    nar_size: Count
     references: list[str]
     contains_store_dir: bool
 
@@ -305,7 +314,7 @@ class BuildProduct(Shape, frozen=True):
     path: str
     type: str
     name: str
-    size: int | None = None
+    size: Count | None = None
 
 
 class BuildOutput(Shape, frozen=True, tag="BuildOutput"):

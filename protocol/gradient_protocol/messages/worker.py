@@ -4,6 +4,7 @@ from gradient_protocol.kinds import CacheQueryMode, FailureKind, JobKind, NoteLe
 from gradient_protocol.messages.common import BulkAck, Draining, Error, Message, NarAbort, Zstd
 from gradient_protocol.messages.shapes import (
     Capabilities,
+    Count,
     JobUpdateKind,
     Metrics,
     Shape,
@@ -48,7 +49,7 @@ __all__ = [
 class InitConnection(Message, frozen=True, tag="InitConnection"):
     """The first message. `incarnation` is made anew at each start of an agent."""
 
-    version: int
+    version: Count
     worker_id: str
     name: str
     incarnation: str
@@ -74,10 +75,10 @@ class WorkerCapabilities(Message, frozen=True, tag="WorkerCapabilities"):
 
     architectures: list[str]
     system_features: list[str]
-    max_concurrent_builds: int
-    max_concurrent_evaluations: int
-    cpu_count: int
-    ram_total_mb: int
+    max_concurrent_builds: Count
+    max_concurrent_evaluations: Count
+    cpu_count: Count
+    ram_total_mb: Count
     build_memory: bool
     cpu_core_score: float | None = None
     zone: str | None = None
@@ -90,8 +91,8 @@ class ResumedJob(Shape, frozen=True):
     assignment_id: str
     job_id: str
     state: ResumeState
-    seq: int
-    signal_n: int | None = None
+    seq: Count
+    signal_n: Count | None = None
 
 
 class ResumeJobs(Message, frozen=True, tag="ResumeJobs"):
@@ -103,14 +104,14 @@ class ResumeJobs(Message, frozen=True, tag="ResumeJobs"):
 class WorkerMetrics(Message, frozen=True, tag="WorkerMetrics"):
     """The heartbeat. Disk speed in MiB/s, links in Mbit/s, `lateness_secs` after its time."""
 
-    n: int
+    n: Count
     lateness_secs: float
     cpu_usage_pct: float | None = None
-    ram_free_mb: int | None = None
+    ram_free_mb: Count | None = None
     disk_speed_mbps: float | None = None
     upload_speed_mbps: float | None = None
     download_speed_mbps: float | None = None
-    build_peak_ram_mb: dict[str, int] | None = None
+    build_peak_ram_mb: dict[str, Count] | None = None
 
 
 class RequestJobList(Message, frozen=True, tag="RequestJobList"):
@@ -121,8 +122,8 @@ class CandidateScore(Shape, frozen=True):
     """What this worker would have to fetch for a candidate."""
 
     job_id: str
-    missing_count: int
-    missing_nar_size: int
+    missing_count: Count
+    missing_nar_size: Count
     outputs_present: bool
 
 
@@ -152,28 +153,28 @@ class JobUpdate(Message, frozen=True, tag="JobUpdate"):
 
     assignment_id: str
     update: JobUpdateKind
-    seq: int | None = None
+    seq: Count | None = None
 
 
 class JobCompleted(Message, frozen=True, tag="JobCompleted"):
     """A final, numbered report: the job succeeded and everything of it is uploaded."""
 
     assignment_id: str
-    seq: int
+    seq: Count
     spans: list[Span]
-    spans_dropped: int
+    spans_dropped: Count
 
 
 class JobFailed(Message, frozen=True, tag="JobFailed"):
     """A final, numbered report. `error` is at most 64 KiB."""
 
     assignment_id: str
-    seq: int
+    seq: Count
     kind: FailureKind
     error: str
     missing_paths: list[str]
     spans: list[Span]
-    spans_dropped: int
+    spans_dropped: Count
     metrics: Metrics | None = None
 
 
@@ -181,7 +182,7 @@ class ClusterSignalReport(Message, frozen=True, tag="ClusterSignal"):
     """A member's signal on its way to the server. A numbered report."""
 
     assignment_id: str
-    seq: int
+    seq: Count
     attempt: str
     topic: str
     payload: bytes
@@ -192,23 +193,23 @@ class BuildProgress(Message, frozen=True, tag="BuildProgress"):
     """At most one each second."""
 
     assignment_id: str
-    done: int
-    total: int
+    done: Count
+    total: Count
 
 
 class EvalProgress(Message, frozen=True, tag="EvalProgress"):
     """At most one each second."""
 
     assignment_id: str
-    done: int
-    total: int
+    done: Count
+    total: Count
 
 
 class LogChunk(Message, frozen=True, tag="LogChunk"):
     """Bulk. One zstd frame of at most 255 KiB of log; `offset` counts uncompressed bytes."""
 
     assignment_id: str
-    offset: int
+    offset: Count
     data: bytes
 
 
@@ -236,7 +237,7 @@ class NarRequest(Message, frozen=True, tag="NarRequest"):
     transfer_id: str
     assignment_id: str
     path: str
-    offset: int
+    offset: Count
 
 
 class UploadRequest(Message, frozen=True, tag="UploadRequest"):
@@ -245,14 +246,14 @@ class UploadRequest(Message, frozen=True, tag="UploadRequest"):
     request_id: str
     assignment_id: str
     path: str
-    size_estimate: int
+    size_estimate: Count
 
 
 class UploadChunk(Message, frozen=True, tag="UploadChunk"):
     """Bulk. `offset` in bytes as they travel."""
 
     request_id: str
-    offset: int
+    offset: Count
     data: bytes
 
 
@@ -261,8 +262,8 @@ class UploadFinished(Message, frozen=True, tag="UploadFinished"):
 
     request_id: str
     nar_hash: str
-    nar_size: int
-    file_size: int
+    nar_size: Count
+    file_size: Count
     references: list[str]
     etags: list[str]
 
