@@ -23,6 +23,7 @@ __all__ = [
     "is_empty",
     "kill",
     "oom_kills",
+    "own_group",
     "prepare",
     "procs_files",
     "remove",
@@ -62,13 +63,20 @@ def discover(setting: str, mountinfo: str, own: str, *, under_systemd: bool) -> 
     top = paths[wanted]
     if setting == "auto" and under_systemd and not _is_delegated(top):
         return {}, f"{top} is not delegated: set Delegate=yes in the runner's unit"
+    if not os.path.isdir(top):
+        return {}, f"{top} is not there: make it, or set worker.build.cgroup to auto"
     if not (os.access(top, os.W_OK) and os.access(f"{top}/cgroup.procs", os.W_OK)):
         return {}, f"{top} is not writable: set Delegate=yes in the runner's unit, or run as root"
-    group = {name: path for name, path in paths.items() if os.access(path, os.W_OK)}
+    group = {name: path for name, path in paths.items() if _can_make(path)}
     if "unified" in group and wanted == "memory":
         group.pop("cpuacct", None)
         group.pop("freezer", None)
     return group, f"builds are measured below {top}"
+
+
+def own_group(mountinfo: str, own: str) -> Group:
+    """Where this process is, as far as it can be seen."""
+    return _own_paths(own, _mounts(mountinfo))
 
 
 def prepare(delegated: Group, name: str) -> tuple[Group, str | None]:
@@ -210,6 +218,12 @@ def _below_mount(setting: str, mount: str) -> str | None:
     if path == mount or path.startswith(mount + "/"):
         return os.path.relpath(path, mount)
     return None
+
+
+def _can_make(path: str) -> bool:
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return os.access(path, os.W_OK)
 
 
 def _is_delegated(path: str) -> bool:

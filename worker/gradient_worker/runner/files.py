@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgpack
 
 from gradient_worker.runner import layout
+from gradient_worker.runner.spawn import HANDLED
 
 __all__ = [
     "hand_over",
@@ -118,7 +119,7 @@ def throw_away(path: str) -> None:
 
 def run_aside(work: Callable[[], None]) -> int:
     """Runs `work` in a child of its own, for what may take long; its pid, to be reaped by the caller."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         pid = os.fork()
         if pid == 0:

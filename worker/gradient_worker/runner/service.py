@@ -100,6 +100,9 @@ class Service:
         for connection in list(self._connections):
             self._disconnect(connection)
         self._selector.close()
+        for build in self._builds.values():
+            cgroups.remove(build.group)  # stopped after its agent, or orphaned: nobody will read them
+        cgroups.remove(self._host.group)
 
     def stop(self, why: str) -> None:
         """Ends all builds, and then the loop."""

@@ -17,6 +17,8 @@ __all__ = ["Command", "User", "spawn"]
 _OWN_FAULT = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO})
 _NOT_RUNNABLE = 127
 _OOM_SCORE_ADJ = "500"
+HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+"""The signals that the runner has handlers for."""
 _RESET = tuple(
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
 )
@@ -66,7 +68,7 @@ def spawn(command: Command) -> tuple[int, int]:
     """
     fault_fd, fault_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # A signal between fork and exec must neither run the runner's handlers nor be lost.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         pid = os.fork()
         if pid == 0:

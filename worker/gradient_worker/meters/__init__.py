@@ -1,0 +1,1 @@
+"""What the agent measures: builds by their cgroups, the host, its links, its processor."""
