@@ -1,0 +1,1 @@
+"""Where a worker keeps the paths that builds need and make."""
