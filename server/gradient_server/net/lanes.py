@@ -1,0 +1,70 @@
+"""Work that is ordered within a key and independent between keys: logs and uploads of one session.
+
+A task lives only while its key has work, so that an idle session costs none and a job without a log
+starts none. Nothing here decides what the work is.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+import trio
+
+__all__ = ["KeyedLanes"]
+
+Item = TypeVar("Item")
+
+
+class _Lane(Generic[Item]):
+    __slots__ = ("bytes_waiting", "idle", "items")
+
+    def __init__(self) -> None:
+        self.items: deque[Item] = deque()
+        self.bytes_waiting = 0
+        self.idle = trio.Event()
+
+
+class KeyedLanes(Generic[Item]):
+    """Runs `handle(key, items)` for the items of a key, in order, one call at a time per key.
+
+    `handle` gets everything that waited. Whatever it raises ends the nursery, and with it the session.
+    """
+
+    def __init__(
+        self, nursery: trio.Nursery, handle: Callable[[Hashable, list[Item]], Awaitable[None]]
+    ) -> None:
+        self._nursery = nursery
+        self._handle = handle
+        self._lanes: dict[Hashable, _Lane[Item]] = {}
+
+    def put(self, key: Hashable, item: Item, size_bytes: int) -> int:
+        """Queue an item; returns the bytes of this key that wait or are being worked on.
+
+        The caller holds the sum to the protocol's window, for nothing here blocks.
+        """
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
+            self._nursery.start_soon(self._drain, key, lane)
+        lane.items.append(item)
+        lane.bytes_waiting += size_bytes
+        return lane.bytes_waiting
+
+    async def wait_idle(self, key: Hashable) -> None:
+        """Returns once all that was queued under the key is done."""
+        lane = self._lanes.get(key)
+        if lane is not None:
+            await lane.idle.wait()
+
+    async def _drain(self, key: Hashable, lane: _Lane[Item]) -> None:
+        try:
+            while lane.items:
+                items = list(lane.items)
+                lane.items.clear()
+                taken = lane.bytes_waiting
+                await self._handle(key, items)
+                lane.bytes_waiting -= taken
+        finally:
+            # No await between the look at `items` above and this, so nothing is queued in vain.
+            del self._lanes[key]
+            lane.idle.set()

@@ -1,0 +1,37 @@
+"""The queue between a session's reader, which never waits, and its one task that uses the database."""
+
+from collections import deque
+from typing import Generic, TypeVar
+
+import trio
+
+__all__ = ["OrderedWork"]
+
+Item = TypeVar("Item")
+
+
+class OrderedWork(Generic[Item]):
+    """First in, first out, for one consumer that takes all there is.
+
+    Bounded by those who put: reports by their window, queries by `MAX_QUERIES` (handlers).
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._consumer = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item) -> None:
+        """Queue an item; never waits."""
+        self._items.append(item)
+        self._consumer.unpark()
+
+    async def take(self) -> list[Item]:
+        """All that waits, at least one item."""
+        while not self._items:
+            await self._consumer.park()
+        items = list(self._items)
+        self._items.clear()
+        return items

@@ -1,0 +1,1 @@
+"""Stand-ins for one side of the system, for tests and benchmarks."""
