@@ -130,7 +130,7 @@ class DirectoryStore:
     ) -> "DirectoryNarReceiver":
         """Begin to take in `path`. Raises StoreError for a path or reference that is none."""
         check_path(path)
-        info = PathInfo(path, nar_hash, nar_size, tuple(sorted(map(check_path, references))))
+        info = PathInfo(path, nar_hash, nar_size, tuple(sorted(set(map(check_path, references)))))
         return DirectoryNarReceiver(self._unused_name("incoming"), info, compression, self._install)
 
     def register_output(self, path: str, built: Path, candidates: Iterable[str]) -> PathInfo:

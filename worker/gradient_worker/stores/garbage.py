@@ -53,7 +53,7 @@ def choose_victims(
             victims.append(path)
             excess_bytes -= infos[path].nar_size
         for path in batch:
-            for reference in infos[path].references:
+            for reference in set(infos[path].references):
                 left = referrers.get(reference, set())
                 left.discard(path)
                 if not left and reference in removable and reference not in gone:
