@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from gradient_cli import output, submit
@@ -198,10 +197,10 @@ def main() -> None:
     except CommandError as error:
         sys.stderr.write(f"gradient: {error}\n")
         code = error.code
-    except click.ClickException as error:
-        sys.stderr.write(f"gradient: {error.format_message()}\n")
+    except typer.TyperException as error:
+        sys.stderr.write(f"gradient: {error.format_message().rstrip('.')}; see gradient --help\n")
         code = ExitCode.USAGE
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("gradient: stopped\n")
         code = ExitCode.FAILED
     except BrokenPipeError:
