@@ -82,12 +82,15 @@ class GroupWriter:
 
     def _serve_group(self, connection: sa.Connection, first: Request[Any]) -> bool:
         """Runs, commits and answers one group. True if the end of the queue was reached."""
-        group: list[Request[Any]] = []
+        if not first.begin():
+            return False
+        group = [first]
         try:
             with connection.begin():
-                stopping = self._collect(connection, first, group)
+                stopping = self._run_group(connection, group)
         except Exception as error:
             logger.exception("a group of transactions could not be committed", transactions=len(group))
+            _roll_back(connection)
             for request in group:
                 failure = CommitFailedError(f"the database could not commit: {error}")
                 failure.__cause__ = error
@@ -99,21 +102,22 @@ class GroupWriter:
         self._bridge.answer(group)
         return stopping
 
-    def _collect(self, connection: sa.Connection, first: Request[Any], group: list[Request[Any]]) -> bool:
-        execute = connection.connection.driver_connection.execute  # type: ignore[union-attr]  # it is open
+    def _run_group(self, connection: sa.Connection, group: list[Request[Any]]) -> bool:
+        """Runs the one request of `group`, adds what waits and runs it too."""
+        driver: Any = connection.connection.driver_connection
         deadline = time.monotonic() + GROUP_SECS
-        request: Request[Any] | None = first
-        while request is not None:
-            if request.begin():
-                group.append(request)
-                self._apply(connection, execute, request)
-            if len(group) >= MAX_GROUP or time.monotonic() > deadline:
-                return False
+        self._apply(connection, driver.execute, group[0])
+        while len(group) < MAX_GROUP and time.monotonic() < deadline:
             try:
                 request = self._bridge.inbox.get_nowait()
             except queue.Empty:
                 return False
-        return True
+            if request is None:
+                return True
+            if request.begin():
+                group.append(request)
+                self._apply(connection, driver.execute, request)
+        return False
 
     def _apply(
         self, connection: sa.Connection, execute: Callable[[str], object], request: Request[Any]
@@ -214,10 +218,22 @@ class ThreadPool:
 
 def run_inline(connection: sa.Connection, fn: Callable[[sa.Connection], T], *, read_only: bool) -> T:
     """One transaction in the caller's own thread, on the one connection of a simulation."""
-    connection.exec_driver_sql(f"PRAGMA query_only={int(read_only)}")
-    connection.rollback()
     with connection.begin():
-        return fn(connection)
+        if not read_only:
+            return fn(connection)
+        connection.exec_driver_sql("PRAGMA query_only=ON")
+        try:
+            return fn(connection)
+        finally:
+            connection.exec_driver_sql("PRAGMA query_only=OFF")
+
+
+def _roll_back(connection: sa.Connection) -> None:
+    """SQLAlchemy takes a transaction whose COMMIT failed as over; SQLite keeps it open."""
+    connection.rollback()
+    driver: Any = connection.connection.driver_connection
+    if driver.in_transaction:
+        driver.rollback()
 
 
 def _is_repeatable(error: BaseException) -> bool:
