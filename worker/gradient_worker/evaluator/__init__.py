@@ -1,0 +1,1 @@
+"""Turning a source tree into a graph of derivations (operations.md, "Recipes: jobs without Nix")."""
