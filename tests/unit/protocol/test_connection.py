@@ -8,14 +8,13 @@ import msgspec
 import pytest
 import trio
 import trio.testing
-from trio.testing import MemoryReceiveStream, MemorySendStream, memory_stream_pair
-
 from gradient_protocol import limits
 from gradient_protocol.codec import Side, encode
 from gradient_protocol.connection import Connection
 from gradient_protocol.errors import ProtocolError, SessionClosed
 from gradient_protocol.framing import frame
 from gradient_protocol.messages import common, server, worker
+from trio.testing import MemoryReceiveStream, MemorySendStream, memory_stream_pair
 
 ACK = server.ReportAck(assignment_id="a", seq=1)
 
@@ -359,6 +358,6 @@ async def test_frames_are_msgspec_messages() -> None:
         pair.server.send(ACK)
         payload = b""
         while len(payload) < 4 + len(encode(ACK)):
-            payload += await pair.worker._stream.receive_some()  # noqa: SLF001 - the raw bytes are the point
+            payload += await pair.worker._stream.receive_some()
         assert int.from_bytes(payload[:4], "big") == len(payload) - 4
         assert msgspec.msgpack.decode(payload[4:]) == {"type": "ReportAck", "assignment_id": "a", "seq": 1}
