@@ -32,7 +32,17 @@ class Host:
     if nowhere. `clock` gives monotonic seconds, `wall` seconds since the epoch.
     """
 
-    __slots__ = ("agent_gid", "agent_uid", "clock", "grace_secs", "group", "known_pids", "null_fd", "wall")
+    __slots__ = (
+        "agent_gid",
+        "agent_uid",
+        "clock",
+        "grace_secs",
+        "group",
+        "known_pids",
+        "null_fd",
+        "skeletons",
+        "wall",
+    )
 
     def __init__(
         self,
@@ -42,6 +52,7 @@ class Host:
         agent_uid: int,
         agent_gid: int,
         null_fd: int,
+        skeletons: files.Skeletons,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -52,6 +63,7 @@ class Host:
         self.agent_uid = agent_uid
         self.agent_gid = agent_gid
         self.null_fd = null_fd
+        self.skeletons = skeletons
         self.known_pids: dict[int, Build] = {}
         """Main and helper processes that the runner started and has not reaped."""
 
@@ -94,8 +106,13 @@ class Build:
 
     def start(self, spec: dict[str, object]) -> None:
         """Makes directory and cgroup and forks. Raises OSError with nothing left running."""
-        files.make(self.root, self.user.uid, self.user.gid)
         host, now = self._host, self._host.clock()
+        user = self.user
+        host.skeletons.make(
+            self.root,
+            os.getuid() if user.uid is None else user.uid,
+            os.getgid() if user.gid is None else user.gid,
+        )
         self._started, self.started_at = now, host.wall()
         self._timeout_at = now + float(str(spec["timeout_secs"]))
         self._max_silent_secs = float(str(spec["max_silent_secs"]))

@@ -7,7 +7,7 @@ Measuring is the agent's (`meters/cgroup.py`); here only what starting, stopping
 "killed for memory" need.
 """
 
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH118, PTH123
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH118, PTH120, PTH123
 # (pathlib would cost this small process 1 MiB)
 
 from __future__ import annotations

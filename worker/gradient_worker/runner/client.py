@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 import trio
@@ -36,6 +36,7 @@ __all__ = [
 
 _ANSWER_BYTES_MAX = 16 << 20
 _CONNECT_SECS = 15.0
+_HELLO_SECS = 5.0
 _RETRY_SECS = 0.02
 _ALREADY_RUNNING = 4
 
@@ -110,6 +111,11 @@ class RunnerBuild:
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.exit is None
+
+    @property
+    def state(self) -> Literal["running", "ended"]:
+        """As a word."""
+        return "running" if self.is_running else "ended"
 
     @property
     def cgroup(self) -> Path | None:
@@ -297,16 +303,31 @@ async def connect(base_dir: str | os.PathLike[str]) -> RunnerClient | None:
     """A client of the runner of a base directory; None when there is none."""
     try:
         runner_dir_fd = os.open(Path(base_dir) / layout.RUNNER, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         # By way of the directory's descriptor, for a socket's address has room for 107 bytes only.
         stream = await trio.open_unix_socket(f"/proc/self/fd/{runner_dir_fd}/socket")
-    except (FileNotFoundError, ConnectionRefusedError):
+    except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
         return None
     finally:
         os.close(runner_dir_fd)
-    return RunnerClient(stream)
+    if await _is_alive(stream):
+        return RunnerClient(stream)
+    await stream.aclose()
+    return None
+
+
+async def _is_alive(stream: trio.abc.Stream) -> bool:
+    """Whether a runner answers: one that is ending still takes connections for a moment."""
+    unpacker = msgpack.Unpacker(max_buffer_size=_ANSWER_BYTES_MAX)
+    with trio.move_on_after(_HELLO_SECS), contextlib.suppress(trio.BrokenResourceError):
+        await stream.send_all(msgpack.packb({"id": 0, "op": "hello"}))
+        while data := await stream.receive_some(1 << 16):
+            unpacker.feed(data)
+            for answer in unpacker:
+                return "pid" in answer
+    return False
 
 
 async def connect_or_spawn(options: RunnerOptions) -> RunnerClient:

@@ -17,6 +17,7 @@ __all__ = [
     "PROCESS",
     "RESULT",
     "RUNNER",
+    "SPARE_PREFIX",
     "TMP",
     "TRASH_PREFIX",
     "ExitReason",
@@ -35,6 +36,7 @@ OUTPUTS = "outputs"
 LOG = "log"
 RESULT = "result"
 PROCESS = "process"
+SPARE_PREFIX = ".spare-"
 TRASH_PREFIX = ".trash-"
 
 CGROUP_PREFIX = "nix-build@"

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-from gradient_worker.runner import cgroups, layout, processes
+from gradient_worker.runner import cgroups, files, layout, processes
 from gradient_worker.runner.build import Host
 from gradient_worker.runner.options import RunnerOptions
 from gradient_worker.runner.recovery import recover
@@ -68,14 +68,15 @@ def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, in
     wakeup_fd = _catch_signals()
     processes.become_subreaper()
     group, reason = _cgroup(options)
+    builds_dir = f"{options.base_dir}/{layout.BUILDS}"
     host = Host(
         grace_secs=options.grace_secs,
         group=group,
         agent_uid=agent[0],
         agent_gid=agent[1],
         null_fd=os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC),
+        skeletons=files.Skeletons(builds_dir),
     )
-    builds_dir = f"{options.base_dir}/{layout.BUILDS}"
     service = Service(
         builds_dir=builds_dir,
         listener=listener,

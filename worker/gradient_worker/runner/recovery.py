@@ -25,7 +25,7 @@ def recover(builds_dir: str, host: Host) -> list[Build]:
     unfinished: dict[str, dict[str, object]] = {}
     for name in files.names(builds_dir):
         root = f"{builds_dir}/{name}"
-        if name.startswith(layout.TRASH_PREFIX):
+        if name.startswith((layout.TRASH_PREFIX, layout.SPARE_PREFIX)):
             files.run_aside(partial(files.throw_away, root))
         if name.startswith("."):
             continue

@@ -103,6 +103,7 @@ class Service:
         for build in self._builds.values():
             cgroups.remove(build.group)  # stopped after its agent, or orphaned: nobody will read them
         cgroups.remove(self._host.group)
+        self._host.skeletons.clear()
 
     def stop(self, why: str) -> None:
         """Ends all builds, and then the loop."""
@@ -303,7 +304,7 @@ class Service:
         del self._builds[build.assignment_id]
         if not cgroups.remove(build.group):
             say(f"{build.assignment_id}: its cgroup is still in use")
-        if not files.remove_now(build.root):
+        if not self._host.skeletons.remove(build.root):
             trash = f"{self._builds_dir}/{layout.TRASH_PREFIX}{build.assignment_id}"
             try:
                 os.replace(build.root, trash)
