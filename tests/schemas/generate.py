@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from gradient_protocol.codec import encode
 from gradient_protocol.framing import frame
+from gradient_protocol.limits import MAX_INT
 from gradient_protocol.messages.common import Message
 from gradient_protocol.messages.server import SERVER_MESSAGES
 from gradient_protocol.messages.worker import WORKER_MESSAGES
@@ -23,7 +24,10 @@ _inspect = msgspec.inspect
 
 
 def schema() -> dict[str, Any]:
-    """Messages by sender and shapes by class: fields with their types; a `?` marks an optional one."""
+    """Messages by sender and shapes by class: fields with their types; a `?` marks an optional one.
+
+    A `count` is an integer from 0 to 2^63 - 1.
+    """
     shapes: dict[str, Any] = {}
     document: dict[str, Any] = {
         "worker": {_tag(cls): _fields(cls, shapes) for cls in WORKER_MESSAGES},
@@ -34,7 +38,7 @@ def schema() -> dict[str, Any]:
 
 
 def frames() -> dict[str, list[dict[str, str]]]:
-    """By sender: each message without and with its optional fields, its repr beside its frame in hex."""
+    """By sender: each message without and with its optional fields, as a frame in hex."""
     recorded: dict[str, list[dict[str, str]]] = {}
     for full in (False, True):
         for sender, messages in sample_messages(full=full).items():
@@ -72,7 +76,8 @@ def _name(kind: _inspect.Type, shapes: dict[str, Any]) -> str:
         case _inspect.EnumType():
             return "/".join(str(member.value) for member in kind.cls)
         case _inspect.IntType():
-            return f"int {kind.ge}..{kind.le}"
+            assert (kind.ge, kind.le) == (0, MAX_INT)
+            return "count"
         case _:
             return type(kind).__name__.removesuffix("Type").lower()
 

@@ -54,12 +54,5 @@ def test_every_message_and_variant_is_recorded() -> None:
         for record in recorded["worker"]
         if record["type"] == "JobUpdate"
     }
-    assert variants == {
-        "Started",
-        "Stage",
-        "EvalStage",
-        "FetchResult",
-        "EvalResult",
-        "EvalStats",
-        "BuildOutput",
-    }
+    updates = {"Started", "Stage", "EvalStage", "FetchResult", "EvalResult", "EvalStats", "BuildOutput"}
+    assert variants == updates
