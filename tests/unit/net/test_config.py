@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from gradient_server.config import OPTIONS, ConfigError, load, without_secrets
+from gradient_server.config import OPTIONS, ConfigError, Loaded, load, without_secrets
 
 
-def loaded(tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **flags: object):
+def loaded(tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **flags: object) -> Loaded:
     file = tmp_path / "server.toml"
     file.write_text(text)
     return load(file=file, environment=environment or {}, flags=flags)
 
 
-def test_file_then_environment_then_flags(tmp_path: Path):
+def test_file_then_environment_then_flags(tmp_path: Path) -> None:
     text = 'port = 1\nbaseDir = "/from/file"\n[proto]\nmaxConnections = 7\n'
     result = loaded(
         tmp_path, text, {"GRADIENT_PORT": "2", "GRADIENT_PROTO_RECONNECT_GRACE_SECS": "5"}, port="3"
@@ -43,20 +43,20 @@ def test_file_then_environment_then_flags(tmp_path: Path):
         ("port = [", "is no TOML file"),
     ],
 )
-def test_a_wrong_file_is_explained(tmp_path: Path, text: str, complaint: str):
+def test_a_wrong_file_is_explained(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as error:
         loaded(tmp_path, text)
     assert "hunter2" not in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_variable_is_a_warning(tmp_path: Path):
+def test_an_unknown_variable_is_a_warning(tmp_path: Path) -> None:
     environment = {"GRADIENT_PRT": "1", "GRADIENT_WORKER_ZONE": "a", "GRADIENT_URL": "http://x", "PATH": "/"}
     result = loaded(tmp_path, "", environment)
     assert result.warnings == ("unknown variable GRADIENT_PRT; did you mean GRADIENT_PORT?",)
 
 
-def test_the_password_of_the_database_is_not_shown(tmp_path: Path):
+def test_the_password_of_the_database_is_not_shown(tmp_path: Path) -> None:
     url = "postgresql://grad:hunter2@db/gradient?password=hunter2"
     result = loaded(tmp_path, "", {"GRADIENT_DATABASE_URL": url}, proto_advertise_url="tls://me:1")
     assert result.config.database_url == url
@@ -65,7 +65,7 @@ def test_the_password_of_the_database_is_not_shown(tmp_path: Path):
     assert without_secrets(url) == "postgresql://grad:***@db/gradient?***"
 
 
-def test_variables_and_flags_follow_from_the_key():
+def test_variables_and_flags_follow_from_the_key() -> None:
     by_key = {option.key: option for option in OPTIONS}
     heartbeat = by_key["proto.workerHeartbeatTimeoutSecs"]
     assert heartbeat.variable == "GRADIENT_PROTO_WORKER_HEARTBEAT_TIMEOUT_SECS"

@@ -6,7 +6,7 @@ import trio
 from gradient_server.net.lanes import KeyedLanes
 
 
-async def test_keys_are_ordered_each_and_do_not_wait_for_each_other(autojump_clock: trio.abc.Clock):
+async def test_keys_are_ordered_each_and_do_not_wait_for_each_other(autojump_clock: trio.abc.Clock) -> None:
     done: list[tuple[Hashable, int]] = []
     gate = trio.Event()
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_owners_are_served_in_turn():
+def test_owners_are_served_in_turn() -> None:
     slots = FairSlots[str, int](1)
     for item in range(3):
         slots.ask("greedy", item)
@@ -19,9 +19,9 @@ def test_owners_are_served_in_turn():
 
 @given(
     st.integers(1, 4),
-    st.lists(st.tuples(st.sampled_from("ask release drop".split()), st.integers(0, 2), st.integers(0, 5))),
+    st.lists(st.tuples(st.sampled_from(["ask", "release", "drop"]), st.integers(0, 2), st.integers(0, 5))),
 )
-def test_slots_are_bounded_and_all_is_served(count: int, steps: list[tuple[str, int, int]]):
+def test_slots_are_bounded_and_all_is_served(count: int, steps: list[tuple[str, int, int]]) -> None:
     slots = FairSlots[int, tuple[int, int]](count)
     running: set[tuple[int, tuple[int, int]]] = set()
     waiting: dict[int, list[tuple[int, int]]] = {}
@@ -45,7 +45,7 @@ def test_slots_are_bounded_and_all_is_served(count: int, steps: list[tuple[str, 
         assert len(running) == count or not any(waiting.values())
 
 
-def test_a_release_of_what_waits_gives_up_its_place():
+def test_a_release_of_what_waits_gives_up_its_place() -> None:
     slots = FairSlots[str, int](1)
     slots.ask("a", 1)
     slots.ask("a", 2)
