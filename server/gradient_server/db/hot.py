@@ -8,13 +8,14 @@ driver's: JSON as text that the caller encodes, booleans of SQLite as 0 and 1.
 Must be called within a transaction, as everything that gets a connection from `database.run` is.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-__all__ = ["HotStatement", "execute_text"]
+__all__ = ["HotStatement", "array_of", "execute_text", "texts_in"]
 
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
 
@@ -50,3 +51,16 @@ def execute_text(
         return cursor.fetchall() if cursor.description is not None else []
     finally:
         cursor.close()
+
+
+def array_of(connection: sa.Connection, values: Iterable[str]) -> str | list[str]:
+    """Many texts as one parameter: read it by `json_each` on SQLite, as `text[]` on PostgreSQL."""
+    return json.dumps(list(values)) if connection.dialect.name == "sqlite" else list(values)
+
+
+def texts_in(column: str, parameter: str) -> tuple[str, str]:
+    """The condition that `column` is among the texts of `array_of`, for SQLite and for PostgreSQL."""
+    return (
+        f"{column} IN (SELECT value FROM json_each(:{parameter}))",  # noqa: S608 - our own words
+        f"{column} = ANY(CAST(:{parameter} AS text[]))",
+    )
