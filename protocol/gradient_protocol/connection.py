@@ -57,7 +57,8 @@ class Connection:
         self._reader_done = trio.Event()
         self._writer_scope = trio.CancelScope()
         self._writer_done: trio.Event | None = None  # None: no writer runs
-        self._mid_write = False
+        self._write_began: float | None = None  # trio's clock, at the last progress; None between writes
+        self._peer_is_gone = False
         self._lingering = False
 
     # Receiving
@@ -192,37 +193,50 @@ class Connection:
         task_status.started()
         try:
             with self._writer_scope:
-                await self._write_lanes()
-        except _BROKEN:
-            self._end("the connection broke")
-            # The peer's last words, an `Error` most likely, may still be on their way.
-            with trio.move_on_after(_LAST_WORDS_SECS):
-                await self._reader_done.wait()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_progress)
+                    await self._write_lanes()
+                    nursery.cancel_scope.cancel()
+            if self._peer_is_gone:
+                # Its last words, an `Error` most likely, may still be on their way.
+                with trio.move_on_after(_LAST_WORDS_SECS):
+                    await self._reader_done.wait()
         finally:
             self._writer_done.set()
             self._writer_done = None
-            if self._mid_write:
+            if self._write_began is not None:
                 self._end("the writer was canceled in the middle of a message")
             if self._end_reason is not None and not self._lingering:
                 await trio.aclose_forcefully(self._stream)
 
     async def _write_lanes(self) -> None:
-        while self._end_reason is None:
-            batch = self._lanes.take()
-            if batch is None:
-                await self._writer_wakes.park()
-            else:
-                await self._write(batch)
+        try:
+            while self._end_reason is None:
+                batch = self._lanes.take()
+                if batch is None:
+                    await self._writer_wakes.park()
+                else:
+                    await self._write(batch)
+        except _BROKEN:
+            self._peer_is_gone = True
+            self._end("the connection broke")
+
+    async def _watch_progress(self) -> None:
+        """Ends the session at 30 s without progress. A scope around every write would cost more than it."""
+        while True:
+            began = self._write_began
+            now = trio.current_time()
+            due = WRITE_STALL_SECS + (now if began is None else began)
+            if now >= due:
+                self._end(f"a write made no progress for {WRITE_STALL_SECS:g} s")
+                return
+            await trio.sleep_until(due)
 
     async def _write(self, batch: Batch) -> None:
         streams = [self._unwritten[key] for key in batch.streams]
         for stream in streams:
             stream.taken()
-        self._mid_write = True
         await self._write_all(batch.data)
-        if self._end_reason is not None:
-            return
-        self._mid_write = False
         self._lanes.written(batch)
         for stream in streams:
             stream.written()
@@ -232,13 +246,16 @@ class Connection:
             self._control_drained.unpark_all()
 
     async def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        for begin in range(0, len(data), _WRITE_BYTES):
-            with trio.move_on_after(WRITE_STALL_SECS) as scope:
+        """Leaves `_write_began` set when it fails: what is on the wire then ends nowhere."""
+        self._write_began = trio.current_time()
+        if len(data) <= _WRITE_BYTES:
+            await self._stream.send_all(data)
+        else:
+            view = memoryview(data)
+            for begin in range(0, len(data), _WRITE_BYTES):
                 await self._stream.send_all(view[begin : begin + _WRITE_BYTES])
-            if scope.cancelled_caught:
-                self._end(f"a write made no progress for {WRITE_STALL_SECS:g} s")
-                return
+                self._write_began = trio.current_time()
+        self._write_began = None
 
     # Ending
 
