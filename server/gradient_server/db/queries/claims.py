@@ -101,12 +101,12 @@ class OpenAssignment:
 _CLAIM = """
 INSERT INTO dispatched_job (
     id, job_key, {reference}, worker, instance, cluster_attempt, cluster_role, cluster_index,
-    status, assigned_at, last_seq, log_bytes, log_truncated, spans_dropped,
+    status, assigned_at, last_seq, log_bytes, log_truncated, spans_dropped, fetch_only,
     queued_at, ready_at, missing_count, missing_nar_size, dependency_count, score_breakdown)
 SELECT
     :assignment, :job_key, job.id, :worker, :instance,
     CAST(:attempt AS TEXT), CAST(:role AS TEXT), CAST(:position AS INTEGER),
-    'Assigned', :now, 0, 0, FALSE, 0,
+    'Assigned', :now, 0, 0, FALSE, 0, FALSE,
     job.queued_at, job.ready_at, CAST(:missing_count AS BIGINT), CAST(:missing_nar_size AS BIGINT),
     CAST(:dependency_count AS INTEGER), {breakdown}
 FROM {table} AS job

@@ -32,6 +32,10 @@ dispatched_job = sa.Table(
     sa.Column("refused_seq", sa.Integer),
     # A cluster member's final report, whole, until the verdict (protocol.md, Reports).
     sa.Column("held_report", sa.LargeBinary),
+    # Its BuildOutput, which waits for the same verdict.
+    sa.Column("held_output", sa.LargeBinary),
+    # The fetch half of a split evaluation: its success queues the other half.
+    sa.Column("fetch_only", sa.Boolean, nullable=False, default=False),
     sa.Column("abort_reason", sa.Text),
     sa.Column("abort_requested_at", Time),
     sa.Column("log_bytes", sa.BigInteger, nullable=False, default=0),

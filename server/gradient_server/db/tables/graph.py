@@ -147,6 +147,8 @@ derivation_build = sa.Table(
     sa.Column("peak_ram_mb", sa.BigInteger),
     sa.Column("failure_kind", sa.Text),
     sa.Column("error", sa.Text),
+    # What the build made that is worth naming to people (BuildOutput), as the wire's list.
+    sa.Column("products", sa.JSON(none_as_null=True)),
     # Completed because a worker held the outputs already.
     sa.Column("substituted", sa.Boolean, nullable=False, default=False),
     check_in("status", BuildStatus),
