@@ -1,0 +1,182 @@
+"""What the scheduler asks of the database, and nothing else; tests answer in its place.
+
+Whatever is returned is committed, and what follows from it comes as events, for the bus.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import sqlalchemy as sa
+from gradient_protocol.ids import IdSource
+from gradient_protocol.kinds import EvalStep
+from gradient_protocol.messages.shapes import Job
+
+from gradient_server.clock import Clock
+from gradient_server.db.queries import claims
+from gradient_server.db.runner import Database
+from gradient_server.domain.events import AssignmentClosed, Event, JobQueued
+from gradient_server.domain.job import PendingJob
+from gradient_server.domain.status import AbortReason
+from gradient_server.graph import aborts
+from gradient_server.graph.jobs import load_job, load_pending
+from gradient_server.graph.settings import GraphSettings
+
+__all__ = ["ClaimRequest", "ClaimStore", "DatabaseClaimStore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """A decision that is to become a row. `steps`: the half of a split evaluation; None for a whole job."""
+
+    assignment_id: str
+    job_id: str
+    worker_id: str
+    steps: tuple[EvalStep, ...] | None = None
+    missing_count: int | None = None
+    missing_nar_size: int | None = None
+    dependency_count: int | None = None
+    score_breakdown: Mapping[str, object] | None = None
+
+
+class ClaimStore(Protocol):
+    """Claims, and what undoes them."""
+
+    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
+        """All in one transaction; None where the job was not there to be claimed."""
+        ...
+
+    async def accept(self, assignment_id: str, worker_id: str) -> bool:
+        """The worker took the job. False: the assignment is closed already."""
+        ...
+
+    async def reject(self, assignment_id: str, worker_id: str) -> list[Event]:
+        """The worker did not take it: the job waits again, unless an abort was stored."""
+        ...
+
+    async def abandon(self, assignment_ids: Sequence[str]) -> list[Event]:
+        """Claimed, and not to be sent any more."""
+        ...
+
+    async def abort(self, assignment_id: str, reason: AbortReason, text: str) -> list[Event]:
+        """Stores that the assignment is to be aborted."""
+        ...
+
+    async def reload(self, job_ids: Sequence[str]) -> list[PendingJob]:
+        """Those of the jobs that wait, as the database has them."""
+        ...
+
+
+class DatabaseClaimStore:
+    """The real one."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        instance_id: str,
+        graph_settings: GraphSettings | None = None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._ids = ids
+        self._instance_id = instance_id
+        self._graph_settings = graph_settings or GraphSettings()
+
+    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
+        """All in one transaction, the wire's jobs loaded within it."""
+        now = self._clock.now()
+
+        def work(connection: sa.Connection) -> list[Job | None]:
+            return [self._claim_one(connection, request, now) for request in requests]
+
+        return await self._database.run(work)
+
+    async def accept(self, assignment_id: str, worker_id: str) -> bool:
+        """The worker took the job."""
+        now = self._clock.now()
+        return await self._database.run(
+            lambda connection: claims.accept_assignment(
+                connection, assignment_id, worker_id, now=now, instance_id=self._instance_id
+            )
+        )
+
+    async def reject(self, assignment_id: str, worker_id: str) -> list[Event]:
+        """Closed as Rejected; the reason of an abort that was stored before goes first."""
+        now = self._clock.now()
+
+        def work(connection: sa.Connection) -> list[Event]:
+            aborted = self._settle_aborted(connection, [assignment_id], now)
+            if aborted:
+                return aborted
+            closed = claims.reject_assignment(
+                connection, assignment_id, worker_id, now=now, instance_id=self._instance_id
+            )
+            return _requeued(connection, [] if closed is None else [closed], now)
+
+        return await self._database.run(work)
+
+    async def abandon(self, assignment_ids: Sequence[str]) -> list[Event]:
+        """Closed as Abandoned, no attempt used."""
+        now = self._clock.now()
+
+        def work(connection: sa.Connection) -> list[Event]:
+            events = self._settle_aborted(connection, assignment_ids, now)
+            closed = [
+                claims.close_abandoned(connection, assignment_id, now=now, instance_id=self._instance_id)
+                for assignment_id in assignment_ids
+            ]
+            return events + _requeued(connection, [one for one in closed if one is not None], now)
+
+        return await self._database.run(work)
+
+    async def abort(self, assignment_id: str, reason: AbortReason, text: str) -> list[Event]:
+        """Stores the abort; the events tell the worker's session."""
+        now = self._clock.now()
+        return await self._database.run(
+            lambda connection: aborts.abort_assignments(
+                connection, [assignment_id], reason, now=now, ids=self._ids, text=text
+            )
+        )
+
+    async def reload(self, job_ids: Sequence[str]) -> list[PendingJob]:
+        """Those of the jobs that wait."""
+        now = self._clock.now()
+        return await self._database.read(lambda connection: load_pending(connection, job_ids, now))
+
+    def _claim_one(self, connection: sa.Connection, request: ClaimRequest, now: float) -> Job | None:
+        claim = claims.Claim(
+            assignment_id=request.assignment_id,
+            job_key=request.job_id,
+            worker_id=request.worker_id,
+            instance_id=self._instance_id,
+            missing_count=request.missing_count,
+            missing_nar_size=request.missing_nar_size,
+            dependency_count=request.dependency_count,
+            score_breakdown=request.score_breakdown,
+        )
+        if not claims.claim_assignment(connection, claim, now=now):
+            return None
+        return load_job(connection, request.job_id, steps=request.steps)
+
+    def _settle_aborted(
+        self, connection: sa.Connection, assignment_ids: Sequence[str], now: float
+    ) -> list[Event]:
+        # Whoever closes an assignment whose abort is stored has to end the job as its reason says.
+        return aborts.reap_unconfirmed(
+            connection, assignment_ids, now=now, ids=self._ids, settings=self._graph_settings
+        )
+
+
+def _requeued(
+    connection: sa.Connection, closed: Sequence[claims.ClosedAssignment], now: float
+) -> list[Event]:
+    events: list[Event] = [
+        AssignmentClosed(one.assignment_id, one.job_key, one.kind, one.worker_id) for one in closed
+    ]
+    waiting = [one.job_key for one in closed if one.requeued]
+    if waiting:
+        events.extend(JobQueued(job) for job in load_pending(connection, waiting, now))
+    return events

@@ -1,0 +1,377 @@
+"""The scheduler: everything that waits, everyone who works, and what brings them together.
+
+One object on the event loop. Every method but the two that say so is synchronous; what they decide
+is written to the database by loops of its own (`run`). Messages go out through the workers'
+outboxes, in the order of the calls.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import trio
+from gradient_protocol.ids import IdSource
+from gradient_protocol.kinds import JobKind, JobStage
+from gradient_protocol.messages.worker import (
+    AssignJobResponse,
+    CandidateScores,
+    WorkerCapabilities,
+    WorkerMetrics,
+)
+
+from gradient_server.clock import Clock
+from gradient_server.domain.events import AbortWanted, AssignmentClosed, Bus, Event, JobQueued, JobUnqueued
+from gradient_server.domain.job import PendingJob
+from gradient_server.scheduler.claim_store import ClaimStore
+from gradient_server.scheduler.decisions import Decision, DecisionRing
+from gradient_server.scheduler.dispatch import Dispatcher
+from gradient_server.scheduler.loops import Loops
+from gradient_server.scheduler.model import (
+    OFFER_WORKERS,
+    AssignedJob,
+    Assignment,
+    AssignmentState,
+    Outbox,
+    SchedulerSettings,
+    WorkerInfo,
+)
+from gradient_server.scheduler.offers import Offers
+from gradient_server.scheduler.ranking import Ranking
+from gradient_server.scheduler.snapshot import PoolSnapshot, take_snapshot
+from gradient_server.scheduler.tracker import JobTracker, Tracked
+from gradient_server.scheduler.why import WhyAnswer, explain
+from gradient_server.scheduler.worker import Worker
+from gradient_server.scheduler.worker_pool import IdleSlot, WorkerPool
+from gradient_server.scoring.columns import JobColumns
+from gradient_server.scoring.contexts import WorkerContext
+from gradient_server.scoring.policy import ScoringPolicy
+
+__all__ = ["Scheduler"]
+
+log = structlog.get_logger(__name__)
+
+_RESUMED: Final = frozenset({AssignmentState.SENT, AssignmentState.ACCEPTED})
+
+
+class Scheduler:
+    """Made once by `app`, subscribed to the bus, told by the sessions, asked by the API."""
+
+    def __init__(
+        self,
+        *,
+        store: ClaimStore,
+        bus: Bus,
+        clock: Clock,
+        ids: IdSource,
+        settings: SchedulerSettings,
+        policy: ScoringPolicy,
+    ) -> None:
+        self._clock = clock
+        self._policy = policy
+        self.tracker = JobTracker()
+        self.pool = WorkerPool(self.tracker.requirements, settings)
+        self.offers = Offers(self.tracker, self.pool)
+        self.decisions = DecisionRing()
+        self.ranking = Ranking(self.pool, policy)
+        self.dispatcher = Dispatcher(
+            tracker=self.tracker,
+            pool=self.pool,
+            offers=self.offers,
+            ranking=self.ranking,
+            decisions=self.decisions,
+            store=store,
+            bus=bus,
+            clock=clock,
+            ids=ids,
+        )
+        self.loops = Loops(
+            tracker=self.tracker,
+            pool=self.pool,
+            offers=self.offers,
+            dispatcher=self.dispatcher,
+            store=store,
+            clock=clock,
+            queue=self._queue,
+        )
+        self._holds_unscored: dict[JobKind, bool] = {}
+        bus.subscribe(self.on_event)
+
+    # What waits
+
+    def load(self, jobs: Sequence[PendingJob]) -> None:
+        """At start-up: everything that waits."""
+        for job in jobs:
+            self._queue(job)
+
+    def on_event(self, event: Event) -> None:
+        """A committed change of the graph."""
+        if isinstance(event, JobQueued):
+            self._queue(event.job)
+        elif isinstance(event, JobUnqueued):
+            self._unqueue(event.job_id)
+        elif isinstance(event, AssignmentClosed):
+            self._closed(event.assignment_id)
+        elif isinstance(event, AbortWanted):
+            assignment = self.pool.assignments.get(event.assignment_id)
+            if assignment is not None:
+                assignment.unwanted = True
+
+    def _queue(self, job: PendingJob) -> None:
+        """The job can be assigned; replaces what was known of it."""
+        assignment = self.pool.by_job.get(job.job_id)
+        if assignment is not None:
+            # Committed before the assignment, or told before its end: the end looks it up.
+            assignment.requeued = True
+            return
+        self._unqueue(job.job_id)
+        self.dispatcher.lost.pop(job.job_id, None)
+        tracked = self.tracker.add(job, self._clock.now())
+        if tracked is None:
+            self.loops.due_changed.set()
+            return
+        if not self._is_held_unscored(tracked):
+            self._kick_for(tracked)
+        if job.job_id in self.tracker.tables[job.kind]:
+            self.offers.offer_new(tracked)
+            self.loops.offers_changed.set()
+
+    def _unqueue(self, job_id: str) -> None:
+        tracked = self.tracker.remove(job_id)
+        if tracked is not None:
+            self.offers.withdraw(tracked)
+            self.loops.offers_changed.set()
+
+    def _is_held_unscored(self, tracked: Tracked) -> bool:
+        """Whether a fresh job of this kind has to wait for the worker's score: the policy's to say."""
+        kind = tracked.job.kind
+        if kind not in self._holds_unscored:
+            columns = JobColumns.of([tracked.job], now=self._clock.now())
+            held = self._policy.held_unscored(columns, WorkerContext(), self.dispatcher.instance())
+            self._holds_unscored[kind] = held is not None and bool(held[0])
+        return self._holds_unscored[kind]
+
+    def _kick_for(self, tracked: Tracked) -> None:
+        """A new job that needs no score: workers that wait may take it now."""
+        self.pool.intern_fresh()
+        kind = tracked.job.kind
+        tried = 0
+        for worker_id in tuple(self.pool.waiting[kind]):
+            worker = self.pool.workers[worker_id]
+            if tried == OFFER_WORKERS or tracked.row < 0:
+                return
+            if worker.eligible[tracked.requirement_id]:
+                tried += 1
+                self.dispatcher.try_assign(worker, kind)
+
+    def _closed(self, assignment_id: str) -> None:
+        assignment = self.pool.remove(assignment_id)
+        if assignment is None:
+            return
+        if assignment.requeued:
+            self.loops.look_up(assignment.job_id)
+        worker = self.pool.workers.get(assignment.worker_id)
+        if worker is not None:
+            # Its RequestJob may have come before the report was committed, or waited for memory.
+            for kind in JobKind:
+                self.dispatcher.try_assign(worker, kind)
+
+    # Who works
+
+    def worker_connected(
+        self, worker: WorkerInfo, outbox: Outbox, open_assignments: Sequence[AssignedJob]
+    ) -> None:
+        """A session has resumed (ResumeAck is sent) and goes on with these assignments, and no others."""
+        self.worker_disconnected(worker.id)
+        state = Worker(worker, outbox)
+        self.pool.connect(state)
+        adopted = {one.assignment_id for one in open_assignments}
+        for known in self.pool.of_worker(worker.id):
+            if known.assignment_id not in adopted and known.state in _RESUMED:
+                self.pool.remove(known.assignment_id)
+        for one in open_assignments:
+            self._adopt(worker, one)
+
+    def _adopt(self, worker: WorkerInfo, one: AssignedJob) -> None:
+        known = self.pool.assignments.get(one.assignment_id)
+        if known is not None:
+            # Listing is acceptance.
+            known.state = AssignmentState.ACCEPTED
+            known.answered = True
+            self.pool.adopt(known)
+            return
+        other = self.pool.by_job.get(one.job_id)
+        if other is not None:
+            self.pool.remove(other.assignment_id)
+        self._unqueue(one.job_id)
+        self.pool.add(
+            Assignment(
+                assignment_id=one.assignment_id,
+                job_id=one.job_id,
+                kind=one.kind,
+                name=one.name,
+                worker_id=worker.id,
+                worker_name=worker.name,
+                state=AssignmentState.ACCEPTED,
+                assigned_at=self._clock.monotonic(),
+                job=one.job,
+                stage=one.stage,
+                answered=True,
+            )
+        )
+
+    def worker_disconnected(self, worker_id: str) -> None:
+        """The session ended. What the worker has stays assigned, for the grace."""
+        worker = self.pool.disconnect(worker_id)
+        if worker is not None:
+            self.offers.close(worker)
+
+    def worker_lost(self, worker_id: str) -> None:
+        """The grace is over. The graph requeues what was lost; here it holds nothing any more."""
+        if worker_id in self.pool.workers:
+            return
+        for assignment in self.pool.of_worker(worker_id):
+            if assignment.state is not AssignmentState.CLAIMING:
+                self._closed(assignment.assignment_id)
+
+    def update_capabilities(self, worker_id: str, capabilities: WorkerCapabilities) -> None:
+        """The host has changed."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is not None:
+            self._update(worker, worker.take_capabilities(capabilities))
+
+    def update_projects(self, worker_id: str, projects: frozenset[str] | None) -> None:
+        """A re-authentication changed whom the worker serves. None: every project."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is not None:
+            info = worker.info
+            self._update(
+                worker,
+                WorkerInfo(
+                    id=info.id,
+                    name=info.name,
+                    projects=projects,
+                    can=info.can,
+                    capabilities=info.capabilities,
+                ),
+            )
+
+    def _update(self, worker: Worker, info: WorkerInfo) -> None:
+        self.pool.update(worker, info)
+        self.offers.prune(worker)
+        self.loops.offers_changed.set()
+        for kind in JobKind:
+            self.dispatcher.try_assign(worker, kind, widen=True)
+
+    def heartbeat(self, worker_id: str, metrics: WorkerMetrics) -> None:
+        """Live figures."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is not None:
+            worker.heartbeat(metrics)
+            self.pool.sampled()
+
+    def stage(self, assignment_id: str, stage: JobStage) -> None:
+        """A build job entered a stage."""
+        self.pool.set_stage(assignment_id, stage)
+
+    def draining(self, worker_id: str, reason: str) -> None:
+        """The worker gets no more jobs; what runs goes on."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is None:
+            return
+        worker.draining = reason
+        self.offers.empty(worker)
+        for kind in JobKind:
+            self.pool.settle(worker, kind)
+        self.loops.offers_changed.set()
+
+    def undrain(self, worker_id: str) -> None:
+        """The worker gets jobs again, from its next RequestJob on."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is not None:
+            worker.draining = None
+
+    # What workers ask and answer
+
+    def request_job_list(self, worker_id: str) -> None:
+        """The worker's window anew, filled up."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is None:
+            return
+        if worker.draining is None:
+            for kind in JobKind:
+                self.dispatcher.offer_next(worker, kind)
+        self.offers.list_requested(worker)
+        self.loops.offers_changed.set()
+
+    def candidate_scores(self, worker_id: str, message: CandidateScores) -> None:
+        """The worker scored candidates: a build that waited for it may be assigned."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is None:
+            return
+        for kind, window in worker.windows.items():
+            scored = [window.score(score) for score in message.scores]
+            if any(scored):
+                self.dispatcher.try_assign(worker, kind)
+
+    def request_job(self, worker_id: str, kind: JobKind) -> None:
+        """A slot is free at the worker. Ignored while an AssignJob of the kind is unanswered."""
+        worker = self.pool.workers.get(worker_id)
+        if worker is None or worker.draining is not None:
+            return
+        slots = worker.slots[kind]
+        if slots.outstanding is not None:
+            return
+        slots.wish = True
+        self.pool.settle(worker, kind)
+        if not self.dispatcher.try_assign(worker, kind, widen=True) and slots.ready:
+            now = self._clock.monotonic()
+            slots.idle_since = now if slots.idle_since is None else slots.idle_since
+            slots.idle_seen = now
+        self.loops.offers_changed.set()
+
+    def answer_arrived(self, worker_id: str, response: AssignJobResponse) -> None:
+        """For the reader, before it queues the answer: the RequestJob right behind it is heard then."""
+        self.loops.note_answer(self.dispatcher.answer_arrived(worker_id, response))
+
+    async def assignment_answered(self, worker_id: str, response: AssignJobResponse) -> None:
+        """Commits the worker's answer, which `answer_arrived` may have noted already."""
+        assignment = self.loops.take_answer(response.assignment_id)
+        if assignment is None:
+            assignment = self.dispatcher.answer_arrived(worker_id, response)
+        if assignment is not None:
+            await self.dispatcher.store_answer(assignment, response)
+
+    # Running and asking
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The loops. A crash of one ends all, and with them the server: never silence."""
+        await self.loops.run(task_status=task_status)
+
+    def drain(self) -> None:
+        """The server stops: no new assignments."""
+        self.dispatcher.stopping = True
+
+    @property
+    def idle_slots(self) -> list[IdleSlot]:
+        """The slots that were found idle, fresh ones alone: what a placement may use."""
+        return self.pool.idle_slots(self._clock.monotonic())
+
+    def why(self, job_id: str) -> WhyAnswer:
+        """Why the job waits, or why it went where it went."""
+        return explain(
+            job_id,
+            tracker=self.tracker,
+            pool=self.pool,
+            ranking=self.ranking,
+            instance=self.dispatcher.instance(),
+            now=self._clock.now(),
+            monotonic=self._clock.monotonic(),
+        )
+
+    def recent_decisions(self) -> list[Decision]:
+        """The last 200 decisions, the newest first."""
+        return self.decisions.newest_first()
+
+    def snapshot(self) -> PoolSnapshot:
+        """Workers, slots, stages, lengths of queues."""
+        return take_snapshot(self.tracker, self.pool, self._clock.monotonic())

@@ -1,0 +1,222 @@
+"""Why a job waits, or why it went where it went: `gradient why` (operations.md).
+
+Answers from what is in memory; what waits for dependencies is not the scheduler's to know, and is
+answered as `unknown` for the caller to complete from the graph.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from gradient_protocol.kinds import JobKind
+
+from gradient_server.domain.job import PendingJob
+from gradient_server.scheduler.eligibility import Refusal, RefusalCode, Requirement, refusal
+from gradient_server.scheduler.model import Assignment
+from gradient_server.scheduler.ranking import Ranking
+from gradient_server.scheduler.tracker import JobTracker, Tracked
+from gradient_server.scheduler.worker import Worker
+from gradient_server.scheduler.worker_pool import WorkerPool
+from gradient_server.scoring.contexts import InstanceContext
+from gradient_server.scoring.weights import ASSIGN_FLOOR, RESCORE_MAX_ROUNDS
+
+__all__ = ["Standing", "WhyAnswer", "WhyState", "WorkerStanding", "explain"]
+
+
+class WhyState(enum.StrEnum):
+    """Where the job is, as far as the scheduler knows."""
+
+    ASSIGNED = "assigned"
+    CLAIMING = "claiming"
+    PENDING = "pending"
+    HELD_BACK = "held-back"
+    CLUSTER = "cluster"
+    UNKNOWN = "unknown"
+
+
+class Standing(enum.StrEnum):
+    """How a worker stands to a pending job."""
+
+    INELIGIBLE = "ineligible"
+    DRAINING = "draining"
+    REJECTED = "rejected"
+    BUSY = "busy"
+    VETOED = "vetoed"
+    BELOW_FLOOR = "below-floor"
+    WOULD_TAKE = "would-take"
+    NOT_ASKING = "not-asking"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStanding:
+    """One worker's answer. `score_breakdown` as it is recorded, where the worker is eligible."""
+
+    worker_id: str
+    worker_name: str
+    standing: Standing
+    text: str
+    total: float | None = None
+    score_breakdown: dict[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhyAnswer:
+    """`summary` is one line for people. `runner_up` is (job, total): what the worker took this before."""
+
+    job_id: str
+    state: WhyState
+    summary: str
+    not_before: float | None = None
+    workers: tuple[WorkerStanding, ...] = ()
+    worker_id: str | None = None
+    worker_name: str | None = None
+    stage: str | None = None
+    score_breakdown: dict[str, object] | None = None
+    runner_up: tuple[str, float] | None = None
+
+
+def explain(
+    job_id: str,
+    *,
+    tracker: JobTracker,
+    pool: WorkerPool,
+    ranking: Ranking,
+    instance: InstanceContext,
+    now: float,
+    monotonic: float,
+) -> WhyAnswer:
+    """`now` is wall time."""
+    assignment = pool.by_job.get(job_id)
+    if assignment is not None:
+        return _assigned(assignment)
+    job = tracker.get(job_id)
+    if job is None:
+        return WhyAnswer(job_id, WhyState.UNKNOWN, "it is not in the queue")
+    pool.intern_fresh()
+    tracked = tracker.candidate(job_id)
+    if tracked is None:
+        return _not_yet(job, pool, now)
+    table = tracker.tables[job.kind]
+    allowed = {worker.id: bool(ranking.allowed(table, worker, monotonic)[tracked.row]) for worker in pool}
+
+    def standing(worker: Worker) -> WorkerStanding:
+        no = refusal_now(tracked, worker, monotonic)
+        if no is not None:
+            return _no(worker, no)
+        if not allowed[worker.id]:
+            return _no(worker, Refusal(RefusalCode.RAM, "has too little memory, or cannot take it whole"))
+        scores = ranking.score_one(table, tracked, worker, instance, now=now)
+        return _scored(worker, tracked, scores.breakdown(0).as_json(), float(scores.total[0]))
+
+    workers = tuple(standing(worker) for worker in pool)
+    return WhyAnswer(job_id, WhyState.PENDING, _summary(job, workers), workers=workers)
+
+
+def refusal_now(tracked: Tracked, worker: Worker, monotonic: float) -> Refusal | None:
+    """Why the worker cannot be given the job at this moment; None if it can."""
+    never = refusal(Requirement.of(tracked.job), worker.info)
+    if never is not None:
+        return never
+    if worker.draining is not None:
+        return Refusal(RefusalCode.DRAINING, f"is draining: {worker.draining}")
+    if worker.is_excluded(tracked.job.job_id, monotonic):
+        left = worker.excluded[tracked.job.job_id] - monotonic
+        return Refusal(RefusalCode.REJECTED, f"rejected it, and is not asked again for {left:.0f} s")
+    slots = worker.slots[tracked.job.kind]
+    if not slots.free:
+        return Refusal(RefusalCode.BUSY, f"has all {slots.maximum} slots in use")
+    return None
+
+
+_STANDINGS = {
+    RefusalCode.DRAINING: Standing.DRAINING,
+    RefusalCode.REJECTED: Standing.REJECTED,
+    RefusalCode.BUSY: Standing.BUSY,
+}
+
+
+def _no(worker: Worker, no: Refusal) -> WorkerStanding:
+    standing = _STANDINGS.get(no.code, Standing.INELIGIBLE)
+    return WorkerStanding(worker.id, worker.info.name, standing, no.text)
+
+
+def _scored(worker: Worker, tracked: Tracked, breakdown: dict[str, object], total: float) -> WorkerStanding:
+    vetoes = breakdown["vetoes"]
+    if isinstance(vetoes, list) and vetoes:
+        standing, text = Standing.VETOED, f"is held by {', '.join(vetoes)}{_score_pending(worker, tracked)}"
+    elif total < ASSIGN_FLOOR:
+        standing = Standing.BELOW_FLOOR
+        text = f"scores {total:.0f}, {ASSIGN_FLOOR - total:.0f} points below the floor"
+    elif worker.slots[tracked.job.kind].ready:
+        standing, text = Standing.WOULD_TAKE, f"would take it, with {total:.0f} points"
+    else:
+        standing, text = Standing.NOT_ASKING, f"scores {total:.0f} and has not asked for work"
+    return WorkerStanding(worker.id, worker.info.name, standing, text, total, breakdown)
+
+
+def _score_pending(worker: Worker, tracked: Tracked) -> str:
+    if worker.id in tracked.offered_to:
+        return (
+            " (offered; the worker has not scored it yet)"
+            if worker.windows[tracked.job.kind].unscored
+            else ""
+        )
+    return f" (not offered to it; considered unscored after {RESCORE_MAX_ROUNDS} rounds)"
+
+
+def _assigned(assignment: Assignment) -> WhyAnswer:
+    claiming = assignment.sent_at is None and not assignment.answered
+    return WhyAnswer(
+        assignment.job_id,
+        WhyState.CLAIMING if claiming else WhyState.ASSIGNED,
+        f"it is at {assignment.worker_name}" if not claiming else f"it goes to {assignment.worker_name}",
+        worker_id=assignment.worker_id,
+        worker_name=assignment.worker_name,
+        stage=None if assignment.stage is None else str(assignment.stage),
+        score_breakdown=assignment.score_breakdown,
+        runner_up=assignment.runner_up,
+    )
+
+
+def _not_yet(job: PendingJob, pool: WorkerPool, now: float) -> WhyAnswer:
+    requirement = Requirement.of(job)
+    workers = tuple(
+        _no(worker, no) for worker in pool if (no := refusal(requirement, worker.info)) is not None
+    )
+    if job.cluster is not None:
+        text = f"it starts together with the other members of cluster {job.cluster}"
+        return WhyAnswer(job.job_id, WhyState.CLUSTER, text, workers=workers)
+    left = max((job.not_before or now) - now, 0.0)
+    text = f"it waits {left:.0f} s more after a failed attempt"
+    return WhyAnswer(job.job_id, WhyState.HELD_BACK, text, not_before=job.not_before, workers=workers)
+
+
+def _summary(job: PendingJob, workers: tuple[WorkerStanding, ...]) -> str:
+    if not workers:
+        return "no worker is connected"
+    eligible = [one for one in workers if one.standing is not Standing.INELIGIBLE]
+    if not eligible:
+        return f"none of {len(workers)} connected workers can take it: {_common_reason(job, workers)}"
+    for standing, text in _SUMMARIES.items():
+        count = sum(one.standing is standing for one in eligible)
+        if count:
+            return text.format(count=count, total=len(eligible))
+    return "it waits for a worker"
+
+
+_SUMMARIES = {
+    Standing.WOULD_TAKE: "it is about to be assigned: {count} workers would take it",
+    Standing.VETOED: "{count} of {total} workers that could take it are held by a rule",
+    Standing.BELOW_FLOOR: "{count} of {total} workers that could take it score it below the floor",
+    Standing.NOT_ASKING: "{count} of {total} workers that could take it have not asked for work",
+    Standing.BUSY: "all {total} workers that could take it are busy",
+    Standing.REJECTED: "{count} of {total} workers that could take it have rejected it just now",
+    Standing.DRAINING: "all {total} workers that could take it are draining",
+}
+
+
+def _common_reason(job: PendingJob, workers: tuple[WorkerStanding, ...]) -> str:
+    reasons = {one.text for one in workers}
+    if len(reasons) == 1:
+        return f"each {reasons.pop()}"
+    wanted = [str(job.kind.value).lower(), job.system, *sorted(job.features)]
+    return f"it needs {' + '.join(wanted)}" if job.kind is JobKind.BUILD else "see each worker"

@@ -1,0 +1,221 @@
+"""One connected worker: slots, wishes, window, live figures and what it has been assigned."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from gradient_protocol.kinds import JobKind, JobStage
+from gradient_protocol.limits import MAX_WINDOW_CANDIDATES
+from gradient_protocol.messages.worker import WorkerCapabilities, WorkerMetrics
+
+from gradient_server.scheduler.model import Assignment, Outbox, WorkerInfo
+from gradient_server.scheduler.ram import Reserved, reserved_by
+from gradient_server.scheduler.tracker import Tracked
+from gradient_server.scheduler.window import Window
+from gradient_server.scoring.contexts import NAN, WorkerContext, WorkerMetricsView
+
+__all__ = ["Slots", "Worker"]
+
+
+@dataclass(slots=True)
+class Slots:
+    """A worker's slots of one kind. Times on the monotonic clock.
+
+    `wish` is a level: the worker has said that a slot is free, and nothing has been sent since.
+    `outstanding` is the assignment that it has not answered, or that is being claimed for it.
+    """
+
+    maximum: int
+    open: int = 0
+    wish: bool = False
+    outstanding: str | None = None
+    idle_since: float | None = None
+    idle_seen: float | None = None
+
+    @property
+    def free(self) -> int:
+        """Slots without an open assignment; 0 where the maximum was lowered below what runs."""
+        return max(self.maximum - self.open, 0)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a job may be assigned now."""
+        return self.wish and self.outstanding is None and self.open < self.maximum
+
+    def clear_idle(self) -> None:
+        """No idle slot is recorded any more."""
+        self.idle_since = None
+        self.idle_seen = None
+
+
+def _sample(value: float | None, upper: float = math.inf) -> float:
+    """A live figure as it is scored: NaN for unknown, infinite or negative."""
+    if value is None or not math.isfinite(value) or value < 0:
+        return NAN
+    return min(float(value), upper)
+
+
+def _speed(value: float | None) -> float:
+    """A speed or score; one of 0 says nothing about how long things take."""
+    sample = _sample(value)
+    return sample if sample > 0 else NAN
+
+
+class Worker:
+    """The state of one session's worker. A new session makes a new one: identity tells them apart."""
+
+    def __init__(self, info: WorkerInfo, outbox: Outbox) -> None:
+        self.info = info
+        self.outbox = outbox
+        self.slots = {
+            JobKind.BUILD: Slots(info.capabilities.max_concurrent_builds),
+            JobKind.EVAL: Slots(info.capabilities.max_concurrent_evaluations),
+        }
+        self.windows = {kind: Window() for kind in JobKind}
+        # Candidates that joined or left the window since the last message about it.
+        self.to_offer: dict[str, Tracked] = {}
+        self.to_revoke: dict[str, None] = {}
+        # The answer to RequestJobList is not complete yet.
+        self.list_open = False
+        self.eligible: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.assigned: dict[str, Assignment] = {}
+        # Job ids that are not to be assigned to this worker before a monotonic time.
+        self.excluded: dict[str, float] = {}
+        self.draining: str | None = None
+        self.lateness_secs = 0.0
+        self._live = WorkerMetricsView()
+        self._measures_builds = info.capabilities.build_memory
+        self.reserved = Reserved()
+        self._context: WorkerContext | None = None
+
+    @property
+    def id(self) -> str:
+        """The worker's id."""
+        return self.info.id
+
+    @property
+    def live(self) -> WorkerMetricsView:
+        """The last heartbeat's figures alone, unknown before the first."""
+        return self._live
+
+    @property
+    def room_in_window(self) -> int:
+        """Further candidates that the worker's cache holds, those not yet revoked counted."""
+        held = sum(map(len, self.windows.values())) + len(self.to_revoke)
+        return max(MAX_WINDOW_CANDIDATES - held, 0)
+
+    @property
+    def context(self) -> WorkerContext:
+        """The worker as rules read it."""
+        if self._context is None:
+            self._context = self._make_context()
+        return self._context
+
+    @property
+    def ram_releasable_mb(self) -> float:
+        """MB that would be free if every job of ours ended: never more than the total."""
+        total = _speed(self.info.capabilities.ram_total_mb)
+        if math.isnan(self._live.ram_free_mb):
+            return total
+        free = self._live.ram_free_mb + self.reserved.observed_mb
+        return free if math.isnan(total) else min(free, total)
+
+    def set_info(self, info: WorkerInfo) -> None:
+        """Capabilities or projects have changed."""
+        self.info = info
+        self._measures_builds = info.capabilities.build_memory
+        self.slots[JobKind.BUILD].maximum = info.capabilities.max_concurrent_builds
+        self.slots[JobKind.EVAL].maximum = info.capabilities.max_concurrent_evaluations
+        self._book_ram()
+
+    def heartbeat(self, metrics: WorkerMetrics) -> None:
+        """Takes over live figures; what is not a number is unknown."""
+        capabilities = self.info.capabilities
+        peaks = metrics.build_peak_ram_mb
+        self._measures_builds = peaks is not None
+        for assignment_id, peak_mb in (peaks or {}).items():
+            assignment = self.assigned.get(assignment_id)
+            seen = _sample(peak_mb)
+            if assignment is not None and not math.isnan(seen):
+                assignment.ram_observed_mb = max(assignment.ram_observed_mb or 0.0, seen)
+        self.lateness_secs = max(_sample(metrics.lateness_secs), 0.0)
+        self._live = WorkerMetricsView(
+            ram_free_mb=_sample(metrics.ram_free_mb, float(max(capabilities.ram_total_mb, 0)) or math.inf),
+            cpu_usage_pct=_sample(metrics.cpu_usage_pct, 100.0),
+            disk_speed_mbps=_speed(metrics.disk_speed_mbps),
+            upload_speed_mbps=_speed(metrics.upload_speed_mbps),
+            download_speed_mbps=_speed(metrics.download_speed_mbps),
+        )
+        self._book_ram()
+
+    def assign(self, assignment: Assignment) -> None:
+        """Takes a slot."""
+        self.assigned[assignment.assignment_id] = assignment
+        slots = self.slots[assignment.kind]
+        slots.open += 1
+        slots.clear_idle()
+        self._book_ram()
+
+    def release(self, assignment_id: str) -> None:
+        """Gives a slot back, with its stage and memory."""
+        assignment = self.assigned.pop(assignment_id)
+        slots = self.slots[assignment.kind]
+        slots.open -= 1
+        if slots.outstanding == assignment_id:
+            slots.outstanding = None
+        self._book_ram()
+
+    def stage_changed(self) -> None:
+        """An assigned job entered a stage."""
+        self._context = None
+
+    def is_excluded(self, job_id: str, now: float) -> bool:
+        """Whether the worker rejected this job less than 30 s ago. Forgets what has expired."""
+        until = self.excluded.get(job_id)
+        if until is None:
+            return False
+        if now >= until:
+            del self.excluded[job_id]
+            return False
+        return True
+
+    def forget_expired(self, now: float) -> None:
+        """Drops every exclusion that has run out."""
+        for job_id in [job_id for job_id, until in self.excluded.items() if now >= until]:
+            del self.excluded[job_id]
+
+    def _book_ram(self) -> None:
+        jobs = ((one.ram_reserved_mb, one.ram_observed_mb) for one in self.assigned.values())
+        self.reserved = reserved_by(jobs, measured=self._measures_builds)
+        self._context = None
+
+    def _make_context(self) -> WorkerContext:
+        capabilities, live = self.info.capabilities, self._live
+        building = sum(one.stage is JobStage.BUILD for one in self.assigned.values())
+        return WorkerContext(
+            architectures=frozenset(capabilities.architectures),
+            system_features=frozenset(capabilities.system_features),
+            fetch=self.info.can.fetch,
+            metrics=WorkerMetricsView(
+                cpu_count=_speed(capabilities.cpu_count),
+                cpu_core_score=_speed(capabilities.cpu_core_score),
+                ram_total_mb=_speed(capabilities.ram_total_mb),
+                ram_free_mb=live.ram_free_mb,
+                cpu_usage_pct=live.cpu_usage_pct,
+                disk_speed_mbps=live.disk_speed_mbps,
+                upload_speed_mbps=live.upload_speed_mbps,
+                download_speed_mbps=live.download_speed_mbps,
+                running_builds=building,
+                assigned_jobs=len(self.assigned),
+                ram_reserved_mb=self.reserved.reserved_mb,
+                ram_reserved_unused_mb=self.reserved.unused_mb,
+            ),
+        )
+
+    def take_capabilities(self, capabilities: WorkerCapabilities) -> WorkerInfo:
+        """This worker's info with other capabilities."""
+        info = self.info
+        return WorkerInfo(
+            id=info.id, name=info.name, projects=info.projects, can=info.can, capabilities=capabilities
+        )
