@@ -1,0 +1,279 @@
+"""The agent's state and what it decides, apart from sessions: jobs, slots, holds, the drain.
+
+Everything here is decided synchronously; tasks (jobs, sessions, timers) call in and are told. One
+agent has at most one session, through `link`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+import trio
+from gradient_protocol.kinds import FailureKind, JobKind, ResumeState
+from gradient_protocol.messages.common import Draining
+from gradient_protocol.messages.server import AssignJob
+from gradient_protocol.messages.shapes import BuildJob, Started
+from gradient_protocol.messages.worker import JobUpdate, RequestJob, WorkerCapabilities
+
+from gradient_worker.executor.execute import execute
+from gradient_worker.executor.failure import Failure, failure
+from gradient_worker.executor.job import Job, Phase, Stop, StopCause
+from gradient_worker.executor.outputs import all_paths
+from gradient_worker.executor.reporter import Reporter
+from gradient_worker.executor.spans import SpanLog
+from gradient_worker.executor.workshop import Workshop
+from gradient_worker.holds import Abort, Drop, Holds, Instruction, Release, Run
+from gradient_worker.identity import Peers
+from gradient_worker.jobs import Jobs
+from gradient_worker.journal_keeper import Recovered
+from gradient_worker.logs import LogShipper
+from gradient_worker.runner.client import build_directory
+from gradient_worker.slots import Slots
+from gradient_worker.wakeup import Wakeup
+
+__all__ = ["Agent", "WorkerFacts"]
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What a session tells of this worker. `incarnation` is made at each start of the agent."""
+
+    worker_id: str
+    name: str
+    incarnation: str
+    capabilities: WorkerCapabilities
+
+
+class Agent:
+    """One worker. `nursery` runs its jobs and outlives sessions; `clean` removes what a job left on disk."""
+
+    def __init__(
+        self,
+        *,
+        facts: WorkerFacts,
+        shop: Workshop,
+        nursery: trio.Nursery,
+        clean: Callable[[Job], None],
+    ) -> None:
+        self.facts = facts
+        self.shop = shop
+        self.peers = Peers({})
+        self.holds = Holds()
+        self.holds_changed = Wakeup()
+        self.idle = Wakeup()
+        self.peers_changed = Wakeup()
+        self.draining: str | None = None
+        self.server_draining = False
+        maximum = {
+            JobKind.BUILD: facts.capabilities.max_concurrent_builds,
+            JobKind.EVAL: facts.capabilities.max_concurrent_evaluations,
+        }
+        self.slots = Slots(maximum)
+        self.jobs = Jobs(link=shop.link, slots=self.slots, slot_freed=self.request, forgotten=self._forgotten)
+        self._nursery = nursery
+        self._clean = clean
+
+    # Requests
+
+    def request(self, kind: JobKind) -> None:
+        """Say that a slot of this kind is free, if one is and anybody listens."""
+        self.idle.set()
+        if not self.server_draining and self.slots.free(kind):
+            self.shop.link.post(RequestJob(kind=kind))
+
+    def request_all(self) -> None:
+        """Name every kind with a free slot."""
+        for kind in JobKind:
+            self.request(kind)
+
+    # Assignments
+
+    def accept(self, assign: AssignJob) -> str | None:
+        """Take an assignment. Returns why it is rejected, None where it is (or was) accepted."""
+        assignment_id = assign.assignment_id
+        if self.jobs.get(assignment_id) is not None:
+            return None
+        if self.draining is not None:
+            return "worker draining"
+        if self.jobs.is_stopping(assign.job_id):
+            return "this worker is still stopping this job"
+        kind = JobKind.BUILD if isinstance(assign.job, BuildJob) else JobKind.EVAL
+        try:
+            build_directory(self.shop.base_dir, assignment_id)
+        except ValueError as error:
+            return str(error)
+        if not self.slots.take(kind, assignment_id):
+            return f"no free {kind.value} slot"
+        if assign.cluster is not None:
+            seat = assign.cluster
+            refusal = self.holds.hold(assignment_id, seat.attempt, seat.hold_secs, trio.current_time())
+            if refusal is not None:
+                self.slots.give_back(assignment_id)
+                return refusal.value
+            self.holds_changed.set()
+        self._add(assign)
+        self.shop.journal.accepted(assign)
+        return None
+
+    def _add(self, assign: AssignJob) -> None:
+        job = Job(assign=assign, reports=self._reporter(assign.assignment_id), spans=SpanLog(self.shop.clock))
+        if assign.cluster is not None:
+            job.state = ResumeState.HELD
+        self.jobs.add(job)
+
+    def begin(self, assignment_id: str) -> None:
+        """Start an accepted job, unless it is held or runs already."""
+        job = self.jobs.get(assignment_id)
+        if job is not None and job.state is ResumeState.RUNNING and not job.begun:
+            self._start(job)
+
+    def recover(self, found: Recovered, *, at_runner: bool) -> None:
+        """Take up an assignment that an earlier agent left (protocol.md, "Lost connections").
+
+        `at_runner`: its runner still runs the build, or it ended unread.
+        """
+        assign = found.assign
+        job = Job(
+            assign=assign,
+            reports=self._reporter(assign.assignment_id, found),
+            spans=SpanLog(self.shop.clock),
+            signal_n=found.signal_n,
+        )
+        self.jobs.add(job)
+        if job.reports.finished:
+            job.state = ResumeState.DONE
+        else:
+            self.slots.adopt(job.kind, assign.assignment_id)
+            lost = _lost_with_the_agent(found, at_runner=at_runner)
+            if lost is not None:
+                self._finish(job, lost)
+            elif found.last_seq:
+                job.phase = Phase.BUILT
+            elif at_runner:
+                job.phase = Phase.STARTED
+        self._start(job, log_offset=found.log_offset)
+
+    def carry_out(self, instruction: Instruction | None) -> None:
+        """Do what the holds decided."""
+        if instruction is None:
+            return
+        job = self.jobs.get(instruction.assignment_id)
+        if job is None:
+            return
+        match instruction:
+            case Run():
+                job.state = ResumeState.RUNNING
+                self.shop.journal.started(job.assignment_id)
+                self.shop.link.post(JobUpdate(assignment_id=job.assignment_id, update=Started()))
+                self._start(job)
+            case Drop():
+                self.jobs.forget(job)
+            case Release(reason=reason):
+                self._finish(job, failure(FailureKind.ABORTED, reason))
+                self.jobs.flush(job)
+            case Abort(reason=reason):
+                job.stop(Stop(StopCause.ABORTED, reason))
+
+    def drop(self, job: Job) -> None:
+        """The server does not know the assignment any more: stop it and forget it without a report."""
+        self.holds.forget(job.assignment_id)
+        if job.begun and not job.reports.finished:
+            job.stop(Stop(StopCause.FORGOTTEN, "the server dropped it"))
+        else:
+            self.jobs.forget(job)
+
+    def _finish(self, job: Job, failed: Failure) -> None:
+        self.jobs.finish(job, failed)
+        self.shop.journal.finished(job.assignment_id)
+
+    def _start(self, job: Job, *, log_offset: int = 0) -> None:
+        build = job.assign.job
+        if isinstance(build, BuildJob) and build.command and job.log is None:
+            job.log = self._log(job, log_offset)
+        if isinstance(build, BuildJob):
+            self.shop.store.pin(job.assignment_id, all_paths(build))
+        job.begun = True
+        self._nursery.start_soon(self._run, job)
+
+    async def _run(self, job: Job) -> None:
+        await execute(self.shop, self.jobs, job)
+        self.holds.ended(job.assignment_id)
+        self.idle.set()
+
+    def _reporter(self, assignment_id: str, found: Recovered | None = None) -> Reporter:
+        def changed() -> None:
+            job = self.jobs.get(assignment_id)
+            if job is not None:
+                self.jobs.flush(job)
+            self.idle.set()
+
+        if found is None:
+            return Reporter(assignment_id, self.shop.journal, changed)
+        return Reporter(
+            assignment_id,
+            self.shop.journal,
+            changed,
+            acknowledged=found.acknowledged,
+            pending=found.pending,
+        )
+
+    def _log(self, job: Job, offset: int) -> LogShipper:
+        assignment_id, journal = job.assignment_id, self.shop.journal
+        return LogShipper(
+            assignment_id,
+            build_directory(self.shop.base_dir, assignment_id).log,
+            limits=self.shop.log_limits,
+            link=self.shop.link,
+            threads=self.shop.threads,
+            acknowledged=lambda end: journal.log_offset(assignment_id, end),
+            settled_changed=lambda: self.jobs.flush(job),
+            offset=offset,
+        )
+
+    def _forgotten(self, job: Job) -> None:
+        self.shop.journal.forget(job.assignment_id)
+        self.shop.store.unpin(job.assignment_id)
+        self.idle.set()
+        if job.begun:
+            self._clean(job)
+
+    # Leaving
+
+    def stop_taking_jobs(self, reason: str) -> None:
+        """Drain or hand-over: held jobs are released, then the server is told."""
+        if self.draining is not None:
+            return
+        self.draining = reason
+        self.slots.close()
+        for release in self.holds.drain():
+            self.carry_out(release)
+        self.shop.link.post(Draining(reason=reason))
+
+    def stop_all(self, stop: Stop) -> None:
+        """Stop every job that has no final report."""
+        for job in self.jobs:
+            if not job.reports.finished:
+                job.stop(stop)
+
+    def resumed(self) -> None:
+        """A session is live: what it has to be told first."""
+        if self.draining is not None:
+            self.shop.link.post(Draining(reason=self.draining))
+
+    def heartbeat_peaks(self, *, live: bool) -> Mapping[str, int] | None:
+        """Peaks for a heartbeat: empty before ResumeAck, None where builds are not measured."""
+        peaks = self.shop.meters.peaks_mb()
+        return peaks if live or peaks is None else {}
+
+
+def _lost_with_the_agent(found: Recovered, *, at_runner: bool) -> Failure | None:
+    """Why a journalled assignment cannot go on; None where it can."""
+    if found.state is ResumeState.HELD:
+        return failure(FailureKind.ABORTED, "the worker's agent was restarted")
+    if not isinstance(found.assign.job, BuildJob):
+        return failure(FailureKind.TRANSIENT, "the worker's agent was restarted during the evaluation")
+    if found.assign.cluster is not None and not at_runner and not found.last_seq:
+        return failure(FailureKind.TRANSIENT, "the worker's agent was restarted")
+    return None

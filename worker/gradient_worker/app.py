@@ -1,0 +1,246 @@
+"""Puts the worker together and runs it: the one place where everything is wired up."""
+
+import os
+import random
+import shutil
+import sysconfig
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+from gradient_protocol.address import ClientTls, parse_address
+from gradient_protocol.ids import IdSource
+from gradient_protocol.messages.worker import WorkerCapabilities
+from gradient_protocol.nar import remove_tree
+
+from gradient_worker.agent import Agent, WorkerFacts
+from gradient_worker.config import WorkerConfig
+from gradient_worker.connector import Dial, dialler, stay_connected
+from gradient_worker.executor.build import downloads_directory
+from gradient_worker.executor.host_watch import HostWatch
+from gradient_worker.executor.inputs import InputFetcher
+from gradient_worker.executor.job import Job
+from gradient_worker.executor.metrics import BuildMeters, Speeds
+from gradient_worker.executor.workshop import Workshop
+from gradient_worker.identity import IdentityError, load_or_make_worker_id, read_peers
+from gradient_worker.journal_keeper import JournalKeeper
+from gradient_worker.keeper import RunnerKeeper
+from gradient_worker.logs import LogLimits
+from gradient_worker.meters import cpu_benchmark, host
+from gradient_worker.queries import Queries
+from gradient_worker.reconnect import Reconnect
+from gradient_worker.recovery import recover
+from gradient_worker.runner.client import RunnerGone, RunnerOptions, RunnerRefused
+from gradient_worker.runner.journal import Journal
+from gradient_worker.server_clock import ServerClock
+from gradient_worker.shutdown import wait_for_leave
+from gradient_worker.stores.base import StoreError
+from gradient_worker.stores.directory import DirectoryStore
+from gradient_worker.threads import ThreadPool
+from gradient_worker.transfer import Transfers
+from gradient_worker.upkeep import collect_garbage, expire_holds, watch_peers
+from gradient_worker.wire import Link
+
+__all__ = ["StartError", "client_tls", "run_worker", "runner_options"]
+
+MIN_THREADS: Final = 8
+
+logger = structlog.get_logger(__name__)
+
+
+class StartError(Exception):
+    """One line that says what keeps the worker from starting, and what to do."""
+
+
+def runner_options(config: WorkerConfig) -> RunnerOptions:
+    """What the runner of this worker is told."""
+    return RunnerOptions(
+        base_dir=config.base_dir, orphan_kill_secs=config.orphan_kill_secs, cgroup=config.build_cgroup
+    )
+
+
+def client_tls(config: WorkerConfig) -> ClientTls:
+    """How this worker knows its server."""
+    fingerprint = config.server_fingerprint
+    return ClientTls(
+        ca_file=config.server_ca_file,
+        fingerprint=None if fingerprint is None else bytes.fromhex(fingerprint),
+    )
+
+
+async def run_worker(
+    config: WorkerConfig,
+    *,
+    dial: Dial | None = None,
+    leave: Callable[[Agent], Awaitable[None]] | None = None,
+    task_status: trio.TaskStatus[Agent] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the agent until `leave` returns; by default, until a signal tells it to go.
+
+    Raises StartError, perhaps in a group, for what keeps it from starting.
+    """
+    ids = IdSource()
+    try:
+        address = parse_address(config.server_url)
+        worker_id = load_or_make_worker_id(config.base_dir, ids.new)
+        peers = read_peers(config.peers_file)
+        store = DirectoryStore.open(config.base_dir)
+    except (ValueError, IdentityError, StoreError, OSError) as error:
+        raise StartError(str(error)) from None
+    try:
+        journal = Journal.open(config.base_dir / "journal")
+        try:
+            async with trio.open_nursery() as nursery:
+                keeper = RunnerKeeper(runner_options(config))
+                await _start_runner(nursery, keeper)
+                shop = await _make_shop(config, ids, store, JournalKeeper(journal), keeper)
+                facts = _facts(config, shop, worker_id=worker_id, incarnation=ids.new())
+                agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_cleaner(shop, nursery))
+                agent.peers = peers
+                if not peers.tokens:
+                    logger.warning(
+                        "no token yet",
+                        peers_file=str(config.peers_file),
+                        remedy=f"gradient worker register {worker_id}",
+                    )
+                await recover(agent)
+                nursery.start_soon(shop.meters.run)
+                nursery.start_soon(expire_holds, agent)
+                nursery.start_soon(watch_peers, agent, config.peers_file)
+                nursery.start_soon(collect_garbage, shop.store, shop.threads, config.store_max_bytes)
+                reconnect = Reconnect(address, random.SystemRandom().random)
+                nursery.start_soon(stay_connected, agent, reconnect, dial or dialler(client_tls(config)))
+                task_status.started(agent)
+                if leave is None:
+                    await wait_for_leave(agent, config.drain_timeout_secs)
+                else:
+                    await leave(agent)
+                nursery.cancel_scope.cancel()
+        finally:
+            journal.close()
+    finally:
+        store.close()
+
+
+async def _start_runner(nursery: trio.Nursery, keeper: RunnerKeeper) -> None:
+    try:
+        await nursery.start(keeper.run)
+    except RunnerGone as error:
+        raise StartError(str(error)) from None
+
+
+async def _make_shop(
+    config: WorkerConfig, ids: IdSource, store: DirectoryStore, journal: JournalKeeper, keeper: RunnerKeeper
+) -> Workshop:
+    link = Link()
+    cpu_count = host.cpu_count()
+    threads = ThreadPool(max(MIN_THREADS, 2 * cpu_count))
+    speeds = Speeds()
+    meters = BuildMeters(threads, speeds)
+    info = await (await keeper.client()).info()
+    meters.measured = bool(info.cgroups)
+    if not info.cgroups:
+        logger.warning("builds are not measured", reason=info.cgroup_reason, remedy="gradient-worker doctor")
+    transfers = Transfers(link=link, store=store, threads=threads, ids=ids)
+    return Workshop(
+        base_dir=config.base_dir,
+        tools=_tools_directory(config.base_dir),
+        cpu_count=cpu_count,
+        max_concurrent_builds=config.build_max_concurrent,
+        cpu_core_score=await _core_score(config, threads),
+        log_limits=LogLimits(config.log_burst_bytes_per_min, config.log_sustained_bytes_per_hour),
+        wall=time.time,
+        clock=ServerClock(time.time),
+        threads=threads,
+        link=link,
+        store=store,
+        runner=keeper,
+        journal=journal,
+        transfers=transfers,
+        inputs=InputFetcher(store, transfers, speeds.download.add),
+        queries=Queries(link=link, ids=ids),
+        meters=meters,
+        speeds=speeds,
+        host=HostWatch(),
+    )
+
+
+async def _core_score(config: WorkerConfig, threads: ThreadPool) -> float:
+    if config.system_cpu_core_score is not None:
+        return config.system_cpu_core_score
+    result = await threads.run(cpu_benchmark.run)
+    logger.info("benchmark", cpu_core_score=round(result.cpu_core_score))
+    return result.cpu_core_score
+
+
+def _facts(config: WorkerConfig, shop: Workshop, *, worker_id: str, incarnation: str) -> WorkerFacts:
+    architectures, features = config.system_architectures, config.system_features
+    return WorkerFacts(
+        worker_id=worker_id,
+        name=config.name,
+        incarnation=incarnation,
+        capabilities=WorkerCapabilities(
+            architectures=list(host.architectures() if architectures is None else architectures),
+            system_features=list(host.system_features() if features is None else features),
+            max_concurrent_builds=config.build_max_concurrent,
+            max_concurrent_evaluations=config.eval_max_concurrent,
+            cpu_count=shop.cpu_count,
+            ram_total_mb=host.ram_total_mb(config.system_ram_total_mb),
+            cpu_core_score=shop.cpu_core_score,
+            build_memory=shop.meters.measured,
+            zone=config.zone,
+            endpoint=config.endpoint,
+        ),
+    )
+
+
+def _tools_directory(base_dir: Path) -> Path:
+    """A directory with `gradient-cluster` alone: what else is installed beside it is no build's to find."""
+    tools = base_dir / "bin"
+    tools.mkdir(mode=0o755, parents=True, exist_ok=True)
+    program = shutil.which("gradient-cluster", path=sysconfig.get_path("scripts"))
+    link = tools / "gradient-cluster"
+    if program is not None and not (link.is_symlink() and link.readlink() == Path(program)):
+        beside = tools / f".gradient-cluster.{os.getpid()}"
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(program)
+        beside.replace(link)
+    return tools
+
+
+@dataclass(frozen=True, slots=True)
+class _Cleaner:
+    """Removes what a finished job left at the runner and on disk."""
+
+    shop: Workshop
+    nursery: trio.Nursery
+
+    def __call__(self, job: Job) -> None:
+        self.nursery.start_soon(self._clean, job.assignment_id)
+
+    async def _clean(self, assignment_id: str) -> None:
+        try:
+            await (await self.shop.runner.client()).forget(assignment_id)
+        except (RunnerGone, RunnerRefused) as error:
+            logger.warning(
+                "a build's files stay until the next start", assignment_id=assignment_id, error=str(error)
+            )
+        try:
+            await self.shop.threads.run(partial(_remove_download, self.shop.base_dir, assignment_id))
+        except OSError as error:
+            logger.warning("a download's files stay", assignment_id=assignment_id, error=str(error))
+
+
+def _remove_download(base_dir: Path, assignment_id: str) -> None:
+    directory = downloads_directory(base_dir, assignment_id)
+    if directory.exists():
+        remove_tree(directory)
+
+
+def _cleaner(shop: Workshop, nursery: trio.Nursery) -> _Cleaner:
+    return _Cleaner(shop, nursery)

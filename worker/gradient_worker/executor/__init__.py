@@ -1,0 +1,1 @@
+"""Runs assigned jobs, from the acceptance to the final report."""

@@ -1,0 +1,128 @@
+"""The command of a build, from its start at the runner to what its end means."""
+
+import structlog
+import trio
+from gradient_protocol.kinds import FailureKind, SpanKind
+from gradient_protocol.messages.shapes import BuildJob, Metrics
+
+from gradient_worker.executor.environment import command_environment
+from gradient_worker.executor.failure import Failure, failure, of_exit, with_metrics
+from gradient_worker.executor.job import Job, Phase, StopCause
+from gradient_worker.executor.workshop import Workshop
+from gradient_worker.runner.client import (
+    BuildDirectory,
+    BuildExit,
+    BuildSpec,
+    ExitReason,
+    RunnerClient,
+    RunnerGone,
+    RunnerRefused,
+)
+from gradient_worker.timing import CLEANUP_SECS, HOST_FAILURE_WINDOW_SECS
+
+__all__ = ["run_command"]
+
+HASH_CHARS = 32
+"""Of a store path, before the dash and the name."""
+
+logger = structlog.get_logger(__name__)
+
+
+async def run_command(
+    shop: Workshop, job: Job, build: BuildJob, directory: BuildDirectory
+) -> tuple[Failure | None, Metrics | None]:
+    runner = await shop.runner.client()
+    concurrent = shop.host.running + 1
+    job.phase = Phase.STARTED
+    try:
+        ended = await _at_runner(shop, runner, job, _spec(shop, job, build, directory))
+        metrics = await shop.threads.run(
+            lambda: shop.meters.read(
+                job.assignment_id,
+                ended,
+                concurrent=concurrent,
+                cores=_cores(shop, build),
+                score=shop.cpu_core_score,
+            )
+        )
+    except RunnerRefused as error:
+        return failure(FailureKind.TRANSIENT, f"the build could not be started: {error}"), None
+    finally:
+        shop.meters.unwatch(job.assignment_id)
+    job.spans.add(
+        SpanKind.BUILD,
+        shop.clock.to_server(ended.started_at),
+        end=shop.clock.to_server(ended.ended_at),
+    )
+    host_failure = await _is_host_failure(shop, job.assignment_id)
+    failed = of_exit(
+        ended,
+        timeout_secs=build.timeout_secs,
+        max_silent_secs=build.max_silent_secs,
+        host_failure=host_failure,
+    )
+    return with_metrics(failed, metrics) if failed is not None else None, metrics
+
+
+async def _at_runner(shop: Workshop, runner: RunnerClient, job: Job, spec: BuildSpec) -> BuildExit:
+    assignment_id = job.assignment_id
+    try:
+        running = await runner.start(spec)
+        shop.meters.watch(running)
+        shop.host.started(assignment_id, trio.current_time())
+        ended = await runner.wait(assignment_id)
+    except trio.Cancelled:
+        # An agent that goes, whatever makes it go, leaves its builds to the next one.
+        if job.stopped is not None and job.stopped.cause is not StopCause.HANDED_OVER:
+            await _kill(runner, assignment_id)
+        raise
+    finally:
+        shop.host.ended(assignment_id, trio.current_time(), by_signal=False)
+    if job.log is not None:
+        job.log.end()
+    by_signal = ended.signal is not None and ended.reason is ExitReason.EXITED
+    shop.host.ended(assignment_id, trio.current_time(), by_signal=by_signal)
+    return ended
+
+
+async def _kill(runner: RunnerClient, assignment_id: str) -> None:
+    with trio.move_on_after(CLEANUP_SECS, shield=True) as scope:
+        try:
+            await runner.kill(assignment_id)
+            await runner.wait(assignment_id)
+        except (RunnerGone, RunnerRefused) as error:
+            logger.warning(
+                "a build was not there to be killed", assignment_id=assignment_id, error=str(error)
+            )
+    if scope.cancelled_caught:
+        logger.error("a killed build has not ended", assignment_id=assignment_id, waited_secs=CLEANUP_SECS)
+
+
+async def _is_host_failure(shop: Workshop, assignment_id: str) -> bool:
+    if not shop.host.may_be_host(assignment_id):
+        return False
+    await trio.sleep(HOST_FAILURE_WINDOW_SECS)  # until the others have ended too, or have not
+    return shop.host.is_host(assignment_id)
+
+
+def _spec(shop: Workshop, job: Job, build: BuildJob, directory: BuildDirectory) -> BuildSpec:
+    limits = shop.log_limits
+    hours = int(build.timeout_secs // 3600) + 1
+    return BuildSpec(
+        assignment_id=job.assignment_id,
+        derivation_hash=build.drv_path[:HASH_CHARS],
+        argv=tuple(build.command),
+        env=command_environment(
+            build, directory, shop.store.real_path, tools=shop.tools, cores=_cores(shop, build)
+        ),
+        timeout_secs=build.timeout_secs,
+        max_silent_secs=build.max_silent_secs,
+        # A bound for the disk: what a build writes over its limits is not sent, but for its end.
+        log_limit_bytes=max(limits.burst_bytes_per_min, limits.sustained_bytes_per_hour) * hours,
+    )
+
+
+def _cores(shop: Workshop, build: BuildJob) -> int:
+    if build.cores is not None:
+        return build.cores
+    return max(1, shop.cpu_count // max(1, shop.max_concurrent_builds))

@@ -1,0 +1,106 @@
+"""What the agent writes into its journal, and reads from it after a restart.
+
+The journal must outlive the agent, not the host (design.md, "The build runner"). A full disk costs
+what an agent that dies now would need, and no running job: it is logged, and the jobs go on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from gradient_protocol.codec import Decoder, Side, encode
+from gradient_protocol.errors import ProtocolError
+from gradient_protocol.kinds import ResumeState
+from gradient_protocol.messages.common import Message
+from gradient_protocol.messages.server import AssignJob
+
+from gradient_worker.runner.journal import Journal, JournaledAssignment, JournalFull
+
+__all__ = ["JournalKeeper", "Recovered"]
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """An assignment that an earlier agent left. `pending`: reports that were never acknowledged."""
+
+    assign: AssignJob
+    state: ResumeState
+    acknowledged: int
+    last_seq: int
+    pending: tuple[tuple[int, Message], ...]
+    log_offset: int
+    signal_n: int | None
+
+
+class JournalKeeper:
+    """The journal in the agent's words. No call raises for a full disk."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def accepted(self, assign: AssignJob) -> None:
+        """An assignment is this worker's."""
+        data, held = encode(assign), assign.cluster is not None
+        self._write(
+            lambda: self._journal.record_assignment(assign.assignment_id, assign.job_id, data, held=held)
+        )
+
+    def started(self, assignment_id: str) -> None:
+        """A held job runs."""
+        self._write(lambda: self._journal.record_started(assignment_id))
+
+    def finished(self, assignment_id: str) -> None:
+        """The final report is kept: nothing runs any more."""
+        self._write(lambda: self._journal.record_finished(assignment_id))
+
+    def report(self, assignment_id: str, seq: int, message: Message) -> None:
+        """Keep a report until it is acknowledged; one under the same `seq` replaces it."""
+        data = encode(message)
+        self._write(lambda: self._journal.record_report(assignment_id, seq, data))
+
+    def acknowledged(self, assignment_id: str, seq: int) -> None:
+        """Everything up to `seq` is committed at the server."""
+        self._write(lambda: self._journal.record_acknowledged(assignment_id, seq))
+
+    def log_offset(self, assignment_id: str, offset: int) -> None:
+        """The server holds the log up to here."""
+        self._write(lambda: self._journal.record_log_offset(assignment_id, offset))
+
+    def forget(self, assignment_id: str) -> None:
+        """The server has everything of it, or wants nothing of it."""
+        self._write(lambda: self._journal.forget(assignment_id))
+
+    def recover(self) -> list[Recovered]:
+        """What an earlier agent left; what cannot be read is forgotten with a log line."""
+        found = []
+        for assignment_id, kept in list(self._journal.assignments.items()):
+            try:
+                found.append(_recovered(kept))
+            except (ProtocolError, ValueError) as error:
+                logger.error("a journalled assignment is lost", assignment_id=assignment_id, error=str(error))
+                self.forget(assignment_id)
+        return found
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except JournalFull as error:
+            logger.error("the journal cannot be written; a restart now would lose jobs", error=str(error))
+
+
+def _recovered(kept: JournaledAssignment) -> Recovered:
+    assign = Decoder(Side.SERVER).decode(kept.assign_job)
+    if not isinstance(assign, AssignJob):
+        raise ValueError(f"{type(assign).__name__} where AssignJob was due")
+    worker = Decoder(Side.WORKER)
+    return Recovered(
+        assign=assign,
+        state=kept.state,
+        acknowledged=kept.acknowledged_seq,
+        last_seq=kept.last_seq,
+        pending=tuple((seq, worker.decode(data)) for seq, data in sorted(kept.reports.items())),
+        log_offset=kept.log_offset,
+        signal_n=kept.signal_n,
+    )

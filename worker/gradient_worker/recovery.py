@@ -1,0 +1,38 @@
+"""What an agent that starts finds: its journal, and its runner's builds (protocol.md, "Lost connections")."""
+
+import structlog
+from gradient_protocol.kinds import ResumeState
+
+from gradient_worker.agent import Agent
+from gradient_worker.runner.client import RunnerClient, RunnerRefused
+
+__all__ = ["recover"]
+
+logger = structlog.get_logger(__name__)
+
+
+async def recover(agent: Agent) -> None:
+    """Take up what an earlier agent left, and kill what no journal names. Before the first session."""
+    runner = await agent.shop.runner.client()
+    builds = {build.assignment_id: build for build in await runner.list()}
+    known = set()
+    for found in agent.shop.journal.recover():
+        assignment_id = found.assign.assignment_id
+        if found.state is ResumeState.DONE and not found.pending:
+            agent.shop.journal.forget(assignment_id)
+            continue
+        known.add(assignment_id)
+        logger.info("taken up", assignment_id=assignment_id, at_runner=assignment_id in builds)
+        agent.recover(found, at_runner=assignment_id in builds)
+    for assignment_id in builds.keys() - known:
+        logger.warning("a build that no journal names is ended", assignment_id=assignment_id)
+        await _end(runner, assignment_id)
+
+
+async def _end(runner: RunnerClient, assignment_id: str) -> None:
+    try:
+        await runner.kill(assignment_id)
+        await runner.wait(assignment_id)
+        await runner.forget(assignment_id)
+    except RunnerRefused as error:
+        logger.warning("a build could not be ended", assignment_id=assignment_id, error=str(error))
