@@ -140,6 +140,11 @@ class BuildCgroup:
                 self._peak = PeakReading(_mib(self._sampled_bytes), PeakSource.SAMPLED)
         return self._peak
 
+    def ram_mb(self) -> int | None:
+        """Memory in use now, with page cache, MiB; None once the cgroup has gone."""
+        current = _try(self._current_bytes)
+        return None if current is None else _mib(current)
+
     def anon_peak_ram_mb(self) -> int | None:
         """The highest sample of anonymous memory, MiB: what the build itself held, without page cache."""
         self._anon_bytes = _larger(self._anon_bytes, _try(self._current_anon_bytes))

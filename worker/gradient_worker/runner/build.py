@@ -38,6 +38,7 @@ class Host:
         "clock",
         "grace_secs",
         "group",
+        "helpers",
         "known_pids",
         "null_fd",
         "skeletons",
@@ -65,7 +66,9 @@ class Host:
         self.null_fd = null_fd
         self.skeletons = skeletons
         self.known_pids: dict[int, Build] = {}
-        """Main and helper processes that the runner started and has not reaped."""
+        """Processes of builds, main ones and helpers, that the runner started and has not reaped."""
+        self.helpers: set[int] = set()
+        """Helpers of no build."""
 
 
 class Build:
@@ -243,10 +246,12 @@ class Build:
 
     def _leftovers(self) -> list[int]:
         """Orphans that the runner inherited and that were this build's, as far as can be told."""
-        strangers = [pid for pid in processes.children_of(os.getpid()) if pid not in self._host.known_pids]
+        host = self._host
+        ours = host.known_pids.keys() | host.helpers
+        strangers = [pid for pid in processes.children_of(os.getpid()) if pid not in ours]
         if not strangers:
             return []
-        others = any(build is not self for build in self._host.known_pids.values())
+        others = any(build is not self for build in host.known_pids.values())
         return [pid for pid in strangers if not others or self._is_mine(pid)]
 
     def _is_mine(self, pid: int) -> bool:
@@ -327,4 +332,9 @@ class Build:
             "started_at": self.started_at,
             "cgroups": self.group,
         }
-        files.write_record(f"{self.root}/{layout.PROCESS}", record)
+        try:
+            files.write_record(f"{self.root}/{layout.PROCESS}", record)
+        except OSError:
+            # Only a runner that dies with a full disk would miss it: the next one still finds the
+            # processes, by cgroup and by environment, but knows nothing of the build.
+            return

@@ -227,6 +227,10 @@ class RunnerClient:
         """All builds that were started and not forgotten."""
         return [_build_of(fields) for fields in (await self._ask("list"))["builds"]]
 
+    async def stop_runner(self) -> None:
+        """Has the runner end its builds (reason runner-died) and itself; does not wait for it."""
+        await self._ask("stop")
+
     async def info(self) -> RunnerInfo:
         """What the runner says of itself."""
         fields = await self._ask("hello")

@@ -47,7 +47,7 @@ class Connection:
                 if not isinstance(request, dict):
                     raise BadRequest("a request is a map")
                 requests.append(request)
-        except (ValueError, msgpack.exceptions.BufferFull) as error:
+        except (ValueError, msgpack.BufferFull) as error:
             raise BadRequest(str(error)) from error
         return requests
 

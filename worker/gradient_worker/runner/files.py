@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _PARTS = (layout.BUILD, layout.HOME, layout.TMP, layout.OUTPUTS)
+_FDS_MAX = 4096
 _FILES = (layout.LOG, layout.RESULT, layout.PROCESS)
 
 
@@ -52,7 +53,10 @@ class Skeletons:
         for entry in self._spare:
             if entry[0] == uid and not os.path.lexists(root):
                 self._spare.remove(entry)
-                os.rename(entry[1], root)
+                try:
+                    os.rename(entry[1], root)
+                except OSError:
+                    break  # somebody cleared up here: make one
                 return
         os.makedirs(root, mode=0o711, exist_ok=True)
         for part in _PARTS:
@@ -72,7 +76,7 @@ class Skeletons:
             if uid is None:
                 return _remove_empty(root)
             self._made += 1
-            spare = f"{self._builds_dir}/{layout.SPARE_PREFIX}{self._made}"
+            spare = f"{self._builds_dir}/{layout.SPARE_PREFIX}{os.getpid()}-{self._made}"
             os.rename(root, spare)
             self._spare.append((uid, spare))
         except FileNotFoundError:
@@ -175,6 +179,7 @@ def run_aside(work: Callable[[], None]) -> int:
         pid = os.fork()
         if pid == 0:
             status = 1
+            os.closerange(3, _FDS_MAX)  # the runner's lock and socket must not outlive the runner
             try:
                 work()
                 status = 0

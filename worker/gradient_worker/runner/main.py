@@ -17,7 +17,8 @@ from gradient_worker.runner import cgroups, files, layout, processes
 from gradient_worker.runner.build import Host
 from gradient_worker.runner.options import RunnerOptions
 from gradient_worker.runner.recovery import recover
-from gradient_worker.runner.service import Service, say
+from gradient_worker.runner.saying import say
+from gradient_worker.runner.service import Service
 from gradient_worker.runner.spawn import User
 
 __all__ = ["ALREADY_RUNNING", "RunnerOptions", "run"]

@@ -12,6 +12,7 @@ from functools import partial
 from gradient_worker.runner import cgroups, files, layout, processes
 from gradient_worker.runner.build import Build, Host
 from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.saying import say
 
 __all__ = ["recover"]
 
@@ -25,13 +26,12 @@ def recover(builds_dir: str, host: Host) -> list[Build]:
     unfinished: dict[str, dict[str, object]] = {}
     for name in files.names(builds_dir):
         root = f"{builds_dir}/{name}"
-        if name.startswith((layout.TRASH_PREFIX, layout.SPARE_PREFIX)):
-            files.run_aside(partial(files.throw_away, root))
-        if name.startswith("."):
-            continue
         process = files.read_record(f"{root}/{layout.PROCESS}")
         result = files.read_record(f"{root}/{layout.RESULT}")
-        if result is not None:
+        if process is None and result is None:
+            # Trash, spare directories, a start that came to nothing: no build.
+            host.helpers.add(files.run_aside(partial(files.throw_away, root)))
+        elif result is not None:
             build = Build.ended(name, root, result, host)
             build.group = _group_of(process)
             ended.append(build)
@@ -41,7 +41,10 @@ def recover(builds_dir: str, host: Host) -> list[Build]:
     for name, process in unfinished.items():
         root = f"{builds_dir}/{name}"
         result = _lost(process, root)
-        files.write_record(f"{root}/{layout.RESULT}", result)
+        try:
+            files.write_record(f"{root}/{layout.RESULT}", result)
+        except OSError as error:
+            say(f"{name}: that it was lost could not be written down: {error}")
         build = Build.ended(name, root, result, host)
         build.group = _group_of(process)
         ended.append(build)

@@ -1,6 +1,7 @@
 """The runner's loop: one thread, one selector; it waits for nothing but the selector.
 
-What it answers (docs/runner.md has the fields): `hello`, `start`, `wait`, `kill`, `forget`, `list`.
+What it answers (docs/runner.md has the fields): `hello`, `start`, `wait`, `kill`, `forget`,
+`list`, `stop`.
 """
 
 # ruff: noqa: PTH105
@@ -13,29 +14,21 @@ import selectors
 import signal
 import socket
 import struct
-import sys
-import time
 
 from gradient_worker.runner import cgroups, files, layout
 from gradient_worker.runner.build import Build, Host
 from gradient_worker.runner.connection import BadRequest, Connection
 from gradient_worker.runner.layout import ExitReason
 from gradient_worker.runner.lifecycle import Phase
+from gradient_worker.runner.saying import say
 from gradient_worker.runner.spawn import User
 
-__all__ = ["Service", "say"]
+__all__ = ["Service"]
 
 _CONNECTIONS_MAX = 16
 _SELECT_SECS_MAX = 3600.0
 _STOP_SECS = 15.0
 _NEVER = float("inf")
-
-
-def say(text: str) -> None:
-    """One line to the runner's log."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    sys.stderr.write(f"{stamp} runner[{os.getpid()}] {text}\n")
-    sys.stderr.flush()
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
@@ -75,6 +68,7 @@ class Service:
             "kill": self._kill,
             "forget": self._forget,
             "list": self._list,
+            "stop": self._stop,
         }
 
     def adopt(self, builds: list[Build]) -> None:
@@ -150,7 +144,8 @@ class Service:
             if pid == 0:
                 return
             build = self._host.known_pids.pop(pid, None)
-            if build is not None:  # else an orphan that became ours, or a helper of no build
+            self._host.helpers.discard(pid)
+            if build is not None:  # else a helper of no build, or an orphan that became ours
                 build.exited(pid, status)
                 self._settle(build)
 
@@ -254,6 +249,10 @@ class Service:
     def _list(self, _: dict[str, object]) -> dict[str, object]:
         return {"builds": [build.describe() for build in self._builds.values()]}
 
+    def _stop(self, _: dict[str, object]) -> dict[str, object]:
+        self.stop("told to stop by the agent")
+        return {}
+
     def _start(self, request: dict[str, object]) -> dict[str, object]:
         spec = request.get("spec")
         if not isinstance(spec, dict):
@@ -270,6 +269,7 @@ class Service:
         try:
             build.start(spec)
         except (OSError, KeyError, ValueError) as error:
+            self._host.skeletons.remove(build.root)
             raise Refused(f"the build could not be started: {error}") from error
         self._builds[assignment_id] = build
         if build.spool is not None:
@@ -308,7 +308,7 @@ class Service:
             trash = f"{self._builds_dir}/{layout.TRASH_PREFIX}{build.assignment_id}"
             try:
                 os.replace(build.root, trash)
-                files.run_aside(lambda: files.throw_away(trash))
+                self._host.helpers.add(files.run_aside(lambda: files.throw_away(trash)))
             except OSError as error:
                 raise Refused(f"{build.root} could not be removed: {error}") from error
         return {}

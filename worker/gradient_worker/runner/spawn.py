@@ -111,7 +111,11 @@ def _set_up(command: Command) -> None:
         os.setgroups([])
         os.setgid(user.gid)
         os.setuid(user.uid)
-    os.chdir(command.directory)
+    try:
+        os.chdir(command.directory)
+    except PermissionError as error:
+        whom = f"user {user.name} cannot enter {command.directory}"
+        raise PermissionError(f"{whom}: its parents need chmod o+x") from error
     for number in _RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
