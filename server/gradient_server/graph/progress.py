@@ -1,0 +1,261 @@
+"""How builds move on: readiness, success, failure and what follows for those that depend on them.
+
+A Created build becomes ready when every dependency that is not runtime-only is Completed and the
+server holds its sources. One that needs a derivation without a current build has a dependency that
+finally failed. Both are asked of whole sets in one statement each; a finished build that nobody
+depends on costs one look-up.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from gradient_server.domain.events import BuildChanged, JobQueued, JobUnqueued
+from gradient_server.domain.job import build_key
+from gradient_server.domain.status import BuildStatus
+from gradient_server.graph import sql
+from gradient_server.graph.cluster_ends import end_waiting_clusters
+from gradient_server.graph.evaluations import settle_evaluations
+from gradient_server.graph.import_results import settle_imports
+from gradient_server.graph.pending import load_queued_builds
+from gradient_server.graph.states import BuildEvent
+from gradient_server.graph.transitions import move_builds
+from gradient_server.graph.work import Work
+
+__all__ = ["abort_builds", "advance", "announce_queued", "fail_builds", "finish", "reset_builds"]
+
+_CURRENT = "('Created', 'Queued', 'Assigned', 'Completed')"
+
+# PostgreSQL: two dependencies that finish at once must not each see the other as unfinished, so
+# whoever finishes locks the dependents first and looks, in a new statement, second.
+_DEPENDENTS = sql.statement(
+    "SELECT b.id FROM derivation_build b WHERE b.status = 'Created' AND b.derivation IN"
+    " (SELECT e.derivation FROM derivation_dependency e WHERE e.dependency IN [derivations]"
+    " AND NOT e.runtime_only)",
+    "SELECT b.id FROM derivation_build b WHERE b.status = 'Created' AND b.derivation IN"
+    " (SELECT e.derivation FROM derivation_dependency e WHERE e.dependency IN [derivations]"
+    " AND NOT e.runtime_only)"
+    " ORDER BY b.id FOR UPDATE",
+)
+# The last dependency is looked at first: builds finish roughly in the order of their derivations, so
+# that a build of many inputs is turned away after a step or two each time one of them finishes.
+_READY = sql.statement(
+    "SELECT b.id, b.derivation,"
+    " NOT EXISTS (SELECT 1 FROM derivation_output o LEFT JOIN cached_path p ON p.path = o.path"
+    "  WHERE o.derivation = b.derivation AND (o.nar_hash IS NULL OR p.path IS NULL OR"
+    " o.nar_hash <> p.nar_hash))"
+    " AND NOT EXISTS (SELECT 1 FROM cluster_member m WHERE m.derivation_build = b.id)"
+    " FROM derivation_build b WHERE b.id IN [ids] AND b.status = 'Created'"
+    " AND (SELECT e.dependency FROM derivation_dependency e WHERE e.derivation ="
+    " b.derivation AND NOT e.runtime_only"
+    "  AND NOT EXISTS (SELECT 1 FROM derivation_build c WHERE c.derivation = e.dependency"
+    " AND c.status = 'Completed')"
+    "  ORDER BY e.dependency DESC LIMIT 1) IS NULL"
+    " AND NOT EXISTS (SELECT 1 FROM derivation_source s WHERE s.derivation = b.derivation"
+    "  AND NOT EXISTS (SELECT 1 FROM cached_path p WHERE p.path = s.path))"
+)
+_BLOCKED = sql.statement(
+    "SELECT b.id, d.name FROM derivation_build b"  # noqa: S608 - own words only
+    " JOIN derivation_dependency e ON e.derivation = b.derivation AND NOT e.runtime_only"
+    " JOIN derivation d ON d.id = e.dependency"
+    " WHERE b.id IN [ids] AND b.status = 'Created' AND NOT EXISTS"
+    f" (SELECT 1 FROM derivation_build c WHERE c.derivation = e.dependency AND c.status IN {_CURRENT})"
+    " ORDER BY b.id, d.name"
+)
+_ALL_DEPENDENTS = sql.statement(
+    "WITH RECURSIVE hit(derivation) AS (SELECT b.derivation FROM derivation_build b WHERE b.id IN [ids]"
+    " UNION SELECT b.derivation FROM hit"
+    " JOIN derivation_dependency e ON e.dependency = hit.derivation AND NOT e.runtime_only"
+    " JOIN derivation_build b ON b.derivation = e.derivation AND b.status = 'Created')"
+    " SELECT b.id FROM hit JOIN derivation_build b ON b.derivation = hit.derivation AND b.status = 'Created'"
+)
+_QUEUED_DEPENDENTS = sql.statement(
+    "SELECT DISTINCT b.id FROM derivation_build b"
+    " JOIN derivation_dependency e ON e.derivation = b.derivation AND NOT e.runtime_only"
+    " WHERE e.dependency IN (SELECT r.derivation FROM derivation_build r WHERE r.id IN"
+    " [ids]) AND b.status = 'Queued'"
+)
+_SETTLE_JOBS = sql.statement(
+    "UPDATE build_job SET outcome = :outcome, finished_at = :now"
+    " WHERE build IN [ids] AND outcome IS NULL RETURNING build, evaluation, attr"
+)
+_REOPEN_JOBS = sql.statement(
+    "UPDATE build_job SET outcome = NULL, finished_at = NULL WHERE build IN [ids] AND outcome = 'Completed'"
+    " AND evaluation IN (SELECT v.id FROM evaluation v WHERE v.finished_at IS NULL)"
+)
+_NAMES = sql.statement(
+    "SELECT b.id, d.name FROM derivation_build b JOIN derivation d ON d.id = b.derivation WHERE b.id IN [ids]"
+)
+_EXPLAIN = sql.statement("UPDATE derivation_build SET error = :error, failure_kind = :kind WHERE id IN [ids]")
+
+
+def advance(work: Work, builds: Sequence[str]) -> None:
+    """Looks again at builds that are Created: some are blocked for good, some ready, the rest wait."""
+    if not builds:
+        return
+    blocked: dict[str, str] = {}
+    for build, dependency in sql.run(work.connection, _BLOCKED, _ids(work, builds)):
+        blocked.setdefault(build, dependency)
+    by_dependency: dict[str, list[str]] = {}
+    for build, dependency in blocked.items():
+        by_dependency.setdefault(dependency, []).append(build)
+    for dependency, stuck in by_dependency.items():
+        error = f"it needs {dependency}, which failed"
+        fail_builds(work, stuck, BuildEvent.DEPENDENCY_FAILED, error=error)
+    _ready(work, [build for build in builds if build not in blocked])
+
+
+def finish(
+    work: Work,
+    builds: Sequence[str],
+    derivations: Sequence[int],
+    *,
+    worker: str | None = None,
+    imported: bool = True,
+) -> None:
+    """What follows for others once these builds are Completed.
+
+    `imported` False: nobody has asked to import any of them, which saves a look-up.
+    """
+    evaluations = _settle_jobs(work, builds, BuildStatus.COMPLETED, worker=worker)
+    if imported:
+        settle_imports(work, builds, None)
+    parameters = {"derivations": sql.array(work.connection, derivations)}
+    dependents = [row[0] for row in sql.run(work.connection, _DEPENDENTS, parameters)]
+    _ready(work, dependents)
+    settle_evaluations(work, evaluations)
+
+
+def fail_builds(
+    work: Work,
+    builds: Sequence[str],
+    event: BuildEvent,
+    *,
+    error: str,
+    kind: str | None = None,
+    worker: str | None = None,
+    racing: bool = False,
+) -> list[str]:
+    """Ends builds by FAILED, ABORTED or DEPENDENCY_FAILED, and all that wait for them. Those that moved."""
+    evaluations = _end(work, builds, event, error=error, kind=kind, worker=worker, racing=racing)
+    if evaluations is None:
+        return []
+    moved, wanting = evaluations
+    dependents = sql.run(work.connection, _ALL_DEPENDENTS, _ids(work, moved))
+    names = _names(work, moved)
+    first = min(names.values())
+    cascade = _end(
+        work,
+        [row[0] for row in dependents],
+        BuildEvent.DEPENDENCY_FAILED,
+        error=f"it needs {first}, which {'was aborted' if event is BuildEvent.ABORTED else 'failed'}",
+        kind=None,
+    )
+    ended = list(moved)
+    if cascade is not None:
+        ended.extend(cascade[0])
+        wanting.update(cascade[1])
+    settle_evaluations(work, wanting)
+    others = end_waiting_clusters(work, ended, event)
+    if others:
+        abort_builds(work, others, error=f"it is of a cluster with {first}, which ended")
+    return moved
+
+
+def abort_builds(work: Work, builds: Sequence[str], *, error: str) -> list[str]:
+    """Aborts those of `builds` that no worker has. A claim that was faster keeps its build."""
+    return fail_builds(work, builds, BuildEvent.ABORTED, error=error, racing=True)
+
+
+def reset_builds(work: Work, builds: Sequence[str]) -> None:
+    """The outputs of these Completed builds are lost: they are to be made again.
+
+    Evaluations that are still open wait for them again, and queued builds that need them too.
+    """
+    if not builds:
+        return
+    move_builds(work, builds, BuildEvent.RESET)
+    sql.run(work.connection, _REOPEN_JOBS, _ids(work, builds))
+    dependents = [row[0] for row in sql.run(work.connection, _QUEUED_DEPENDENTS, _ids(work, builds))]
+    for build in move_builds(work, dependents, BuildEvent.WAITS_AGAIN, racing=True):
+        work.events.append(JobUnqueued(build_key(build), "an input is made again"))
+
+
+def announce_queued(work: Work, builds: Sequence[str]) -> None:
+    """Tells the scheduler of builds that are Queued, new to it or changed."""
+    for queued in load_queued_builds(work.connection, builds):
+        work.events.append(JobQueued(queued.job))
+        work.events.append(
+            BuildChanged(queued.build, queued.evaluations, queued.job.name, BuildStatus.QUEUED)
+        )
+
+
+def _ready(work: Work, builds: Sequence[str]) -> None:
+    if not builds:
+        return
+    ready = sql.run(work.connection, _READY, _ids(work, builds))
+    held = [(build, derivation) for build, derivation, outputs_held in ready if outputs_held]
+    queued = [build for build, _, outputs_held in ready if not outputs_held]
+    move_builds(work, queued, BuildEvent.READY)
+    announce_queued(work, queued)
+    if held:
+        # What a reset build made is back already, or was never gone: no worker is needed.
+        completed = [build for build, _ in held]
+        move_builds(work, completed, BuildEvent.OUTPUTS_HELD)
+        finish(work, completed, [derivation for _, derivation in held])
+
+
+def _end(
+    work: Work,
+    builds: Sequence[str],
+    event: BuildEvent,
+    *,
+    error: str,
+    kind: str | None,
+    worker: str | None = None,
+    racing: bool = False,
+) -> tuple[list[str], dict[str, None]] | None:
+    moved = move_builds(work, builds, event, racing=racing)
+    if not moved:
+        return None
+    sql.run(work.connection, _EXPLAIN, {**_ids(work, moved), "error": error, "kind": kind})
+    status = {
+        BuildEvent.FAILED: BuildStatus.FAILED,
+        BuildEvent.ABORTED: BuildStatus.ABORTED,
+        BuildEvent.DEPENDENCY_FAILED: BuildStatus.DEPENDENCY_FAILED,
+    }[event]
+    for build in moved:
+        work.events.append(JobUnqueued(build_key(build), error))
+    wanting = _settle_jobs(work, moved, status, worker=worker, error=error)
+    settle_imports(work, moved, error)
+    return moved, wanting
+
+
+def _settle_jobs(
+    work: Work,
+    builds: Sequence[str],
+    status: BuildStatus,
+    *,
+    worker: str | None = None,
+    error: str | None = None,
+) -> dict[str, None]:
+    """Gives every wish for these builds its outcome; the evaluations concerned, in order."""
+    parameters = {**_ids(work, builds), "outcome": status, "now": work.now}
+    wishes: dict[str, list[tuple[str, str | None]]] = {build: [] for build in builds}
+    evaluations: dict[str, None] = {}
+    for build, evaluation, attr in sql.run(work.connection, _SETTLE_JOBS, parameters):
+        wishes[build].append((evaluation, attr))
+        evaluations[evaluation] = None
+    names = _names(work, builds)
+    for build, wanted in wishes.items():
+        attr = next((attr for _, attr in wanted if attr is not None), None)
+        work.events.append(
+            BuildChanged(build, tuple(e for e, _ in wanted), names[build], status, worker, error, attr)
+        )
+    return evaluations
+
+
+def _names(work: Work, builds: Sequence[str]) -> dict[str, str]:
+    return {row[0]: row[1] for row in sql.run(work.connection, _NAMES, _ids(work, builds))}
+
+
+def _ids(work: Work, builds: Iterable[str]) -> dict[str, object]:
+    return {"ids": sql.array(work.connection, builds)}
