@@ -42,9 +42,9 @@ class Entry:
             if key not in keys:
                 self.problem(f"unknown key {key!r:.60}{suggestion(key, keys)}", key)
 
-    def typed(self, key: str, kind: type) -> bool:
-        """Whether `key` is there and of this type. Says nothing."""
-        return isinstance(self._table.get(key), kind)
+    def empty(self, key: str) -> bool:
+        """Whether `key` is an array without elements."""
+        return self._table.get(key) == []
 
     def text(self, key: str) -> str | None:
         """A text that is not empty, None where there is none."""

@@ -13,6 +13,7 @@ connection, comes back with the answer::
 """
 
 import os
+import stat
 import time
 import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -310,11 +311,11 @@ def _read(file: _File) -> str:
     except OSError as error:
         message = f"{RECIPE_FILE} cannot be read: {error.strerror}"
         raise _FailedError([Note(source=file.label, message=message)]) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _FailedError([Note(source=file.label, message=f"{RECIPE_FILE} is not a file")])
     with os.fdopen(descriptor, "rb") as opened:
-        try:
-            data = opened.read(MAX_RECIPE_BYTES + 1)
-        except IsADirectoryError:
-            raise _FailedError([Note(source=file.label, message="is a directory")]) from None
+        data = opened.read(MAX_RECIPE_BYTES + 1)
     if len(data) > MAX_RECIPE_BYTES:
         raise _FailedError([Note(source=file.label, message=f"over {MAX_RECIPE_BYTES} bytes")])
     try:

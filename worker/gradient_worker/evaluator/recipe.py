@@ -107,10 +107,11 @@ def _build(entry: Entry) -> Build | None:
     entry = entry.called("build", name)
     entry.known(_BUILD_KEYS)
     fixed_output = _fixed_output(entry)
+    command = entry.texts("command")
     if fixed_output is None and "fixed_output" not in entry:
         if "command" not in entry:
             entry.problem("command is missing (a build has one, or fixed_output)", "command")
-        elif entry.typed("command", list) and not entry.texts("command"):
+        elif entry.empty("command"):
             entry.problem("command is empty", "command")
     if "fixed_output" in entry:
         for key in _NOT_FOR_DOWNLOADS:
@@ -119,7 +120,7 @@ def _build(entry: Entry) -> Build | None:
     system = entry.text("system") or ("any" if fixed_output is None else "builtin")
     build = Build(
         name=name or "",
-        command=entry.texts("command"),
+        command=command,
         inputs=entry.texts("inputs"),
         outputs=_outputs(entry),
         system=system,
@@ -155,7 +156,7 @@ def _outputs(entry: Entry) -> tuple[str, ...]:
     if "outputs" not in entry:
         return (OUT,)
     outputs = entry.texts("outputs")
-    if entry.typed("outputs", list) and not outputs:
+    if entry.empty("outputs"):
         entry.problem("outputs is empty", "outputs")
     for index, output in enumerate(outputs):
         if not _OUTPUT_NAME.fullmatch(output) or len(output) > _MAX_OUTPUT_CHARS:
