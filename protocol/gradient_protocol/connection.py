@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import trio
 
+from gradient_protocol.at_once import read_when_ready, write_at_once
 from gradient_protocol.bulk import BulkMessage, BulkStream
 from gradient_protocol.codec import Decoder, Side, encode
 from gradient_protocol.envelope import unwrap, wrap
@@ -96,7 +97,7 @@ class Connection:
     async def _receive_some(self) -> None:
         large = self._frames.missing_bytes > _RECEIVE_BYTES
         try:
-            data = await self._stream.receive_some(_RECEIVE_LARGE_BYTES if large else _RECEIVE_BYTES)
+            data = await read_when_ready(self._stream, _RECEIVE_LARGE_BYTES if large else _RECEIVE_BYTES)
         except _BROKEN as error:
             self._reader_done.set()
             self._end("the connection broke" if isinstance(error, trio.BrokenResourceError) else "closed")
@@ -248,11 +249,10 @@ class Connection:
     async def _write_all(self, data: bytes) -> None:
         """Leaves `_write_began` set when it fails: what is on the wire then ends nowhere."""
         self._write_began = trio.current_time()
-        if len(data) <= _WRITE_BYTES:
-            await self._stream.send_all(data)
-        else:
+        done = write_at_once(self._stream, data)
+        if done < len(data):
             view = memoryview(data)
-            for begin in range(0, len(data), _WRITE_BYTES):
+            for begin in range(done, len(data), _WRITE_BYTES):
                 await self._stream.send_all(view[begin : begin + _WRITE_BYTES])
                 self._write_began = trio.current_time()
         self._write_began = None
