@@ -22,7 +22,7 @@ from gradient_server.graph import aborts
 from gradient_server.graph.jobs import load_job, load_pending
 from gradient_server.graph.settings import GraphSettings
 
-__all__ = ["ClaimRequest", "ClaimStore", "DatabaseClaimStore"]
+__all__ = ["ClaimRequest", "ClaimStore", "DatabaseClaimStore", "LoadJob"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,16 @@ class ClaimRequest:
     missing_nar_size: int | None = None
     dependency_count: int | None = None
     score_breakdown: Mapping[str, object] | None = None
+
+
+class LoadJob(Protocol):
+    """The wire's job of a claimed assignment, within the claim's transaction."""
+
+    def __call__(
+        self, connection: sa.Connection, job_key: str, *, steps: Sequence[EvalStep] | None = None
+    ) -> Job:
+        """LookupError if there is no such job."""
+        ...
 
 
 class ClaimStore(Protocol):
@@ -78,12 +88,14 @@ class DatabaseClaimStore:
         ids: IdSource,
         instance_id: str,
         graph_settings: GraphSettings | None = None,
+        load_job: LoadJob = load_job,
     ) -> None:
         self._database = database
         self._clock = clock
         self._ids = ids
         self._instance_id = instance_id
         self._graph_settings = graph_settings or GraphSettings()
+        self._load_job = load_job
 
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
         """All in one transaction, the wire's jobs loaded within it."""
@@ -159,7 +171,7 @@ class DatabaseClaimStore:
         )
         if not claims.claim_assignment(connection, claim, now=now):
             return None
-        return load_job(connection, request.job_id, steps=request.steps)
+        return self._load_job(connection, request.job_id, steps=request.steps)
 
     def _settle_aborted(
         self, connection: sa.Connection, assignment_ids: Sequence[str], now: float

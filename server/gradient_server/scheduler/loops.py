@@ -115,10 +115,8 @@ class Loops:
     async def _run_due(self) -> None:
         while True:
             due = self._tracker.next_due()
-            wait_secs = (
-                ASSIGNMENT_TICK_SECS if due is None else min(due - self._clock.now(), ASSIGNMENT_TICK_SECS)
-            )
-            with trio.move_on_after(max(wait_secs, 0.001)):
+            until_due = ASSIGNMENT_TICK_SECS if due is None else due - self._clock.now()
+            with trio.move_on_after(min(max(until_due, 0.001), ASSIGNMENT_TICK_SECS)):
                 await self.due_changed.wait()
             self.queue_due()
 

@@ -159,13 +159,13 @@ class Offers:
 
     def _tell(self, worker: Worker) -> bool:
         """True if all was said."""
-        if not worker.outbox.control_has_room:
+        if not _has_room(worker):
             return False
         if worker.to_revoke:
             worker.outbox.send(RevokeJob(job_ids=list(worker.to_revoke)))
             worker.to_revoke.clear()
         while worker.to_offer or worker.list_open:
-            if not worker.outbox.control_has_room:
+            if not _has_room(worker):
                 return False
             part = _on_wire(next_chunk(worker.to_offer))
             is_final = not worker.to_offer
@@ -175,3 +175,7 @@ class Offers:
             else:
                 worker.outbox.send(JobOffer(candidates=part, is_final=is_final))
         return True
+
+
+def _has_room(worker: Worker) -> bool:
+    return worker.outbox.control_has_room

@@ -6,6 +6,7 @@ outboxes, in the order of the calls.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -237,23 +238,13 @@ class Scheduler:
         """The host has changed."""
         worker = self.pool.workers.get(worker_id)
         if worker is not None:
-            self._update(worker, worker.take_capabilities(capabilities))
+            self._update(worker, replace(worker.info, capabilities=capabilities))
 
     def update_projects(self, worker_id: str, projects: frozenset[str] | None) -> None:
         """A re-authentication changed whom the worker serves. None: every project."""
         worker = self.pool.workers.get(worker_id)
         if worker is not None:
-            info = worker.info
-            self._update(
-                worker,
-                WorkerInfo(
-                    id=info.id,
-                    name=info.name,
-                    projects=projects,
-                    can=info.can,
-                    capabilities=info.capabilities,
-                ),
-            )
+            self._update(worker, replace(worker.info, projects=projects))
 
     def _update(self, worker: Worker, info: WorkerInfo) -> None:
         self.pool.update(worker, info)

@@ -39,4 +39,5 @@ def best(total: Vector, wins: Flags, job_ids: Sequence[str]) -> int | None:
     first = passing[totals == totals.max()]
     if len(first) == 1:
         return int(first[0])
-    return min(first.tolist(), key=lambda place: job_ids[place])
+    tied: list[int] = first.tolist()
+    return min(tied, key=lambda place: job_ids[place])

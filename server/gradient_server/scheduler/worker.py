@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from gradient_protocol.kinds import JobKind, JobStage
 from gradient_protocol.limits import MAX_WINDOW_CANDIDATES
-from gradient_protocol.messages.worker import WorkerCapabilities, WorkerMetrics
+from gradient_protocol.messages.worker import WorkerMetrics
 
 from gradient_server.scheduler.model import Assignment, Outbox, WorkerInfo
 from gradient_server.scheduler.ram import Reserved, reserved_by
@@ -211,11 +211,4 @@ class Worker:
                 ram_reserved_mb=self.reserved.reserved_mb,
                 ram_reserved_unused_mb=self.reserved.unused_mb,
             ),
-        )
-
-    def take_capabilities(self, capabilities: WorkerCapabilities) -> WorkerInfo:
-        """This worker's info with other capabilities."""
-        info = self.info
-        return WorkerInfo(
-            id=info.id, name=info.name, projects=info.projects, can=info.can, capabilities=capabilities
         )

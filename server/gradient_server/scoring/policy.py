@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import structlog
 
 from gradient_server.scoring.breakdown import ScoreBreakdown
 from gradient_server.scoring.columns import Flags, JobColumns, Vector
@@ -26,7 +27,6 @@ from gradient_server.scoring.weights import ASSIGN_FLOOR
 __all__ = [
     "DEFAULT_POLICY",
     "CatalogueEntry",
-    "PolicyChoice",
     "RulePolicy",
     "RuleSpec",
     "Scores",
@@ -36,6 +36,8 @@ __all__ = [
     "rule_catalogue",
     "simple_table",
 ]
+
+log = structlog.get_logger(__name__)
 
 DEFAULT_POLICY = "resource-aware"
 
@@ -190,25 +192,17 @@ def resource_aware_table() -> list[RuleSpec]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """A policy, and what to warn about where its name was not known."""
-
-    policy: RulePolicy
-    warning: str | None = None
-
-
-def policy_by_name(name: str) -> PolicyChoice:
+def policy_by_name(name: str) -> RulePolicy:
     """The policy `scheduler.scoringPolicy` names; an unknown name falls back, with a warning."""
     if name == "simple":
-        return PolicyChoice(RulePolicy.from_table(name, simple_table(), uses_history=False))
-    policy = RulePolicy.from_table(DEFAULT_POLICY, resource_aware_table(), uses_history=True)
-    if name == DEFAULT_POLICY:
-        return PolicyChoice(policy)
-    return PolicyChoice(
-        policy,
-        f"scheduler.scoringPolicy {name!r} is not known (simple, {DEFAULT_POLICY}): using {DEFAULT_POLICY}",
-    )
+        return RulePolicy.from_table(name, simple_table(), uses_history=False)
+    if name != DEFAULT_POLICY:
+        log.warning(
+            "scheduler.scoringPolicy is not known: using " + DEFAULT_POLICY,
+            given=name,
+            known=["simple", DEFAULT_POLICY],
+        )
+    return RulePolicy.from_table(DEFAULT_POLICY, resource_aware_table(), uses_history=True)
 
 
 @dataclass(frozen=True, slots=True)
