@@ -15,6 +15,7 @@ import msgspec
 
 from gradient_protocol.contents import CHECKS, refine
 from gradient_protocol.errors import BAD_REQUEST, ProtocolError
+from gradient_protocol.limits import MAX_ELEMENTS
 from gradient_protocol.messages.common import Message, Zstd
 from gradient_protocol.messages.server import SERVER_MESSAGES, NarPush
 from gradient_protocol.messages.worker import WORKER_MESSAGES, LogChunk, UploadChunk
@@ -96,8 +97,9 @@ class Decoder:
             entry = self._entries.get(payload[7 : payload[6] - 0x99])  # 7 + length of the fixstr
         if entry is None:
             entry = self._find(payload)
-        # Only array32 and map32 can declare more than 100,000 elements.
-        if entry.has_arrays and (b"\xdd" in payload or b"\xdf" in payload):
+        # Over 100,000 elements take as many bytes, and an array32 or a map32. (One that only declares
+        # them is refused below: msgspec reserves nothing that the bytes present do not justify.)
+        if len(payload) > MAX_ELEMENTS and entry.has_arrays and (b"\xdd" in payload or b"\xdf" in payload):
             _walk(entry.cls, payload)
         try:
             message = entry.decode(payload)
