@@ -221,7 +221,7 @@ class DirectoryStore:
             if row.info.path not in set(lost):
                 self._remember(row.info, row.last_used_at)
         for name in sorted(on_disk - self._infos.keys()):
-            _log.info("leftover removed from the store", name=name)
+            _log.info("leftover removed from the store", name=ascii(name))
             nar.remove_tree(self._directory / name)
         self._registry.set_boot(boot_id)
 
