@@ -161,8 +161,15 @@ class Dispatcher:
             while self._to_claim:
                 await self.claim_batch()
 
+    @property
+    def has_claims(self) -> bool:
+        """Whether decisions wait for their claim."""
+        return bool(self._to_claim)
+
     async def claim_batch(self) -> None:
         """Claims what waits, at most `CLAIM_BATCH`, and sends it."""
+        if not self._to_claim:
+            return
         size = min(len(self._to_claim), CLAIM_BATCH)
         batch = [self._to_claim.popleft() for _ in range(size)]
         # Not cancellable: a claim that nobody hears of would hold its job until a restart.

@@ -83,8 +83,15 @@ class Loops:
         self._to_look_up[job_id] = None
         self._look_up_wanted.set()
 
+    @property
+    def has_look_ups(self) -> bool:
+        """Whether jobs wait to be looked up."""
+        return bool(self._to_look_up)
+
     async def look_up_batch(self) -> None:
         """Loads the next jobs that have to be looked up, and queues those that wait."""
+        if not self._to_look_up:
+            return
         job_ids = list(self._to_look_up)[:_LOOK_UP_BATCH]
         for job_id in job_ids:
             del self._to_look_up[job_id]
