@@ -60,3 +60,8 @@ class Rig:
         lock = self.base_dir / "runner" / "lock"
         if lock.exists() and lock.read_text().strip():
             os.kill(int(lock.read_text()), signal.SIGTERM)
+
+
+def store_path(letter: str, name: str) -> str:
+    """A store path that is told from others by one letter."""
+    return letter * 32 + "-" + name

@@ -43,6 +43,10 @@ class Stored:
     def nar_hash(self) -> str:
         return "sha256:" + hashlib.sha256(self.nar).hexdigest()
 
+    @property
+    def nar_size(self) -> int:
+        return len(self.nar)
+
 
 @dataclass
 class _Upload:
@@ -81,6 +85,10 @@ class FakeServer:
             await session.resume()
         return session
 
+    def begin_upload(self, request: w.UploadRequest, data: bytes) -> None:
+        """The server holds this much of an upload already."""
+        self.uploads[request.request_id] = _Upload(request, bytearray(data))
+
     async def peers_of(self, hello: w.InitConnection) -> tuple[str, ...] | Refusal:
         return self.refusal or (PEER,)
 
@@ -100,6 +108,8 @@ class FakeSession:
         self.automatic = {"heartbeat", "reports", "logs", "uploads", "downloads"}
         self.messages: list[Message] = []
         self.log_chunks: list[w.LogChunk] = []
+        self.beats: list[w.WorkerMetrics] = []
+        self._stream = stream
         self.rejected: Rejected | None = None
         self.closed = trio.Event()
         self._changed = trio.Event()
@@ -177,6 +187,18 @@ class FakeSession:
                     raise AssertionError(f"closed before {kind.__name__}; left: {self.messages}")
                 await self._changed.wait()
 
+    async def expect_beat(self) -> w.WorkerMetrics:
+        """The last heartbeat that was answered."""
+        with trio.fail_after(10):
+            while not self.beats:
+                await self._changed.wait()
+        return self.beats[-1]
+
+    async def raw(self, data: bytes) -> None:
+        """Send bytes that no connection would; nothing else may be on its way."""
+        await trio.testing.wait_all_tasks_blocked()
+        await self._stream.send_all(data)
+
     async def expect_none(self, kind: type[Message], *, for_secs: float = NOTHING_SECS) -> None:
         """Nothing of this class comes."""
         await trio.sleep(for_secs)
@@ -185,6 +207,7 @@ class FakeSession:
     async def _answer(self, message: Message) -> bool:
         match message:
             case w.WorkerMetrics() if "heartbeat" in self.automatic:
+                self.beats.append(message)
                 self.send(server.HeartbeatAck(n=message.n, server_time=trio.current_time()))
             case w.LogChunk() if "logs" in self.automatic:
                 self._store_log(message)
@@ -197,7 +220,7 @@ class FakeSession:
                 self._upload(message)
                 return False
             case w.NarRequest() if "downloads" in self.automatic:
-                await self._serve(message)
+                await self.serve(message)
             case _:
                 return False
         return True
@@ -243,7 +266,7 @@ class FakeSession:
                 committed = server.UploadCommitted(request_id=message.request_id, outcome=UploadOutcome.OK)
                 self.send(committed)
 
-    async def _serve(self, request: w.NarRequest) -> None:
+    async def serve(self, request: w.NarRequest) -> None:
         stored = self.owner.paths.get(request.path)
         if stored is None:
             self.send(server.NarUnavailable(transfer_id=request.transfer_id, reason="not held"))
@@ -266,7 +289,7 @@ class FakeSession:
             transfer_id=request.transfer_id,
             path=request.path,
             nar_hash=stored.nar_hash,
-            nar_size=len(stored.nar),
+            nar_size=stored.nar_size,
             file_size=file_size,
             compression=Compression.ZSTD,
             references=list(stored.references),

@@ -141,6 +141,15 @@ class LogPlan:
         self._skipping = True
         return self._end_gap(spool_size, 0, ended=ended)
 
+    def close(self, discarded_bytes: int) -> Gap | None:
+        """The log is complete but for what the runner threw away beyond the spool's limit: say so."""
+        gaps = self.layout.gaps
+        if not discarded_bytes or (gaps and gaps[-1].at == self._position and not gaps[-1].skipped):
+            return None
+        gap = Gap(self._position, 0, _left_out(discarded_bytes))
+        self.layout.add(gap)
+        return gap
+
     def _end_gap(self, spool_size: int, room: int, *, ended: bool) -> Gap | None:
         waiting = spool_size - self._position
         if not ended and room < RESUME_BYTES:
@@ -151,8 +160,7 @@ class LogPlan:
             self._move(kept)
             return None
         skipped = waiting - kept
-        text = f"\n[gradient: {skipped} bytes of output left out, over the worker's log limits]\n"
-        gap = Gap(self._position, skipped, text.encode())
+        gap = Gap(self._position, skipped, _left_out(skipped))
         self.layout.add(gap)
         self._position += skipped
         self._budget.spend(len(gap.text))
@@ -162,3 +170,7 @@ class LogPlan:
     def _move(self, size: int) -> None:
         self._position += size
         self._budget.spend(size)
+
+
+def _left_out(size: int) -> bytes:
+    return f"\n[gradient: {size} bytes of output left out, over the worker's log limits]\n".encode()

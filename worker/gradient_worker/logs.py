@@ -69,6 +69,7 @@ class LogShipper:
         self._settled_changed = settled_changed
         self._offset = offset
         self._ended = False
+        self._discarded_bytes = 0
         self._poke = Wakeup()
         self._grown = Wakeup()
         self._complete = trio.Event()
@@ -84,8 +85,9 @@ class LogShipper:
         self._offset = log_offset
         self._settled_wire = None
 
-    def end(self) -> None:
-        """The build is over: the spool does not grow any more."""
+    def end(self, discarded_bytes: int = 0) -> None:
+        """The build is over: the spool does not grow any more. `discarded_bytes` never reached it."""
+        self._discarded_bytes = max(self._discarded_bytes, discarded_bytes)
         self._ended = True
         self._poke.set()
 
@@ -102,9 +104,12 @@ class LogShipper:
     async def _follow(self) -> None:
         while not self._complete.is_set():
             ended = self._ended
-            gap = self._plan.advance(_size(self._spool), trio.current_time(), ended=ended)
-            if gap is not None:
-                await self._threads.run(partial(_append_gap, self._gaps_file, gap))
+            gaps = [self._plan.advance(_size(self._spool), trio.current_time(), ended=ended)]
+            if ended:
+                gaps.append(self._plan.close(self._discarded_bytes))
+            for gap in gaps:
+                if gap is not None:
+                    await self._threads.run(partial(_append_gap, self._gaps_file, gap))
             if ended:
                 self._complete.set()
             self._grown.set()

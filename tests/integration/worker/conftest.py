@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from gradient_protocol.messages import server, shapes
 
-from tests.fakes.agent import Rig
+from tests.fakes.agent import Rig, store_path
 
 HASHES = "0123456789abcdfghijklmnpqrsvwxyz"
 
@@ -16,11 +16,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path / "worker")
     yield made
     made.end_runner()
-
-
-def store_path(letter: str, name: str) -> str:
-    """A store path that is told from others by one letter."""
-    return letter * 32 + "-" + name
 
 
 @pytest.fixture

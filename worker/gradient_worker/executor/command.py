@@ -25,6 +25,9 @@ __all__ = ["run_command"]
 HASH_CHARS = 32
 """Of a store path, before the dash and the name."""
 
+MIN_SPOOL_BYTES = 512 * 1024 * 1024
+"""Output of one build that is kept on disk, at the least."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -79,7 +82,7 @@ async def _at_runner(shop: Workshop, runner: RunnerClient, job: Job, spec: Build
     finally:
         shop.host.ended(assignment_id, trio.current_time(), by_signal=False)
     if job.log is not None:
-        job.log.end()
+        job.log.end(ended.log_discarded_bytes)
     by_signal = ended.signal is not None and ended.reason is ExitReason.EXITED
     shop.host.ended(assignment_id, trio.current_time(), by_signal=by_signal)
     return ended
@@ -117,8 +120,8 @@ def _spec(shop: Workshop, job: Job, build: BuildJob, directory: BuildDirectory) 
         ),
         timeout_secs=build.timeout_secs,
         max_silent_secs=build.max_silent_secs,
-        # A bound for the disk: what a build writes over its limits is not sent, but for its end.
-        log_limit_bytes=max(limits.burst_bytes_per_min, limits.sustained_bytes_per_hour) * hours,
+        # A bound for the disk alone: `log_plan` decides what of it becomes the log.
+        log_limit_bytes=max(MIN_SPOOL_BYTES, limits.sustained_bytes_per_hour * hours),
     )
 
 
