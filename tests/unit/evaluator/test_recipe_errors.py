@@ -40,8 +40,11 @@ BUILD_CASES = [
     ("bad name", build("../a"), "2: build.name", "'../a' cannot be a name: at most 160 letters, digits and + - . _ ? =, no dash or dot first"),
     ("name of the source", build("source"), "2: build.name", "the name 'source' stands for the source tree"),
     ("wrong timeout", build("a", "timeout = '5'"), "4: build.timeout", "build 'a': timeout is text, a number of seconds is due"),
-    ("no time", build("a", "max_silent = 0"), "4: build.max_silent", "build 'a': max_silent must be over 0 seconds"),
-    ("endless time", build("a", "timeout = inf"), "4: build.timeout", "build 'a': timeout must be over 0 seconds"),
+    ("no time", build("a", "max_silent = 0"), "4: build.max_silent", "build 'a': max_silent must be over 0 and at most 315360000 seconds"),
+    ("endless time", build("a", "timeout = inf"), "4: build.timeout", "build 'a': timeout must be over 0 and at most 315360000 seconds"),
+    ("too long a time", build("a", f"timeout = 1{'0' * 400}"), "4: build.timeout", "build 'a': timeout must be over 0 and at most 315360000 seconds"),
+    ("NUL in a text", build("a", 'system = "a\\u0000"'), "4: build.system", "build 'a': system holds a NUL byte"),
+    ("NUL in a command", build("a", command='command = ["a\\u0000"]'), "3: build.command", "build 'a': command holds a NUL byte"),
     ("flag as text", build("a", "prefer_local = 'yes'"), "4: build.prefer_local", "build 'a': prefer_local is text, true or false is due"),
     ("number in env", build("a", "env = { A = 'x',", "B = 1 }").replace("',\n", "', "), "4: build.env.B", "build 'a': env.B is a number, text is due"),
     ("bad variable", build("a", 'env = { "A=B" = "x" }'), "4: build.env.A=B", "build 'a': 'A=B' cannot be an environment variable"),
@@ -152,6 +155,8 @@ def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path) -> None:
     assert source is not None
     assert source.startswith("gradient.toml:2")
     assert errors(tmp_path, b"a = 1\nb = '\xff'") == [("gradient.toml:2", "not valid UTF-8")]
+    ((_, message),) = errors(tmp_path, "a = " + "9" * 5000)
+    assert message.startswith("not valid: Exceeds the limit")
     assert errors(tmp_path, "a = " + "[" * 100_000) == [("gradient.toml", "not valid: nested too deeply")]
 
 

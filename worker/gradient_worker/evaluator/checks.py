@@ -157,7 +157,7 @@ def order(recipe: Recipe) -> list[Group] | Problem:
     in_cluster = {build.name for group in groups for build in group}
     groups += [(build,) for build in recipe.builds if build.name not in in_cluster]
     group_of = {build.name: number for number, group in enumerate(groups) for build in group}
-    # From the first of the file on, so that the order follows the file where it is free to.
+    # `titles` has the builds in the order of the file, which the result follows where it is free to.
     return _sorted(groups, group_of, {name: name + title for name, title in titles.items()})
 
 
@@ -168,7 +168,7 @@ def _sorted(
     # entry is a group, its edges still to be looked at, and the one looked at last.
     found: list[Group] = []
     done: set[int] = set()
-    for root in dict.fromkeys(group_of.values()):
+    for root in dict.fromkeys(group_of[name] for name in titles):
         stack = [] if root in done else [_Visit(root, groups[root], group_of)]
         on_stack = {root}
         while stack:

@@ -1,6 +1,5 @@
 """Reading a table of a recipe key by key, so that every complaint names its key (pure)."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -8,6 +7,9 @@ from gradient_worker.evaluator.positions import KeyPath
 from gradient_worker.evaluator.problems import Problem, suggestion
 
 __all__ = ["Entry"]
+
+# Ten years: whoever means for ever can say so.
+_MAX_SECS = 315_360_000
 
 _TOML_NAMES = {str: "text", list: "an array", dict: "a table", bool: "true or false"}
 
@@ -51,6 +53,9 @@ class Entry:
         value = self._typed(key, str)
         if value == "":
             self.problem(f"{key} is empty", key)
+        elif value is not None and "\0" in value:
+            self.problem(f"{key} holds a NUL byte", key)
+            return None
         return value or None
 
     def required_text(self, key: str) -> str | None:
@@ -88,8 +93,8 @@ class Entry:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.problem(f"{key} is {_kind(value)}, a number of seconds is due", key)
-        elif not 0 < value < math.inf:
-            self.problem(f"{key} must be over 0 seconds", key)
+        elif not 0 < value <= _MAX_SECS:
+            self.problem(f"{key} must be over 0 and at most {_MAX_SECS} seconds", key)
         else:
             return float(value)
         return None

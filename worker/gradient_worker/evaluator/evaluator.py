@@ -195,6 +195,9 @@ class RecipeEvaluation:
             parsed, problems = recipe.parse(text)
         except tomllib.TOMLDecodeError as error:
             raise _FailedError([syntax_note(file.label, text, error)]) from None
+        except ValueError as error:
+            # A number of thousands of digits, which the interpreter refuses to read.
+            raise _FailedError([Note(source=file.label, message=f"not valid: {error}")]) from None
         except RecursionError:
             raise _FailedError([Note(source=file.label, message="not valid: nested too deeply")]) from None
         problems += checks.check(parsed, self._earlier)

@@ -92,7 +92,8 @@ class Recipe:
 def parse(text: str) -> tuple[Recipe, list[Problem]]:
     """The entries that could be read, and what is wrong with the rest, in the order of the file.
 
-    Raises tomllib.TOMLDecodeError, or RecursionError, for what is not TOML at all.
+    Raises tomllib.TOMLDecodeError for what is not TOML at all, another ValueError or RecursionError for
+    what the parser cannot hold.
     """
     problems: list[Problem] = []
     top = Entry(tomllib.loads(text), (), problems)
