@@ -187,6 +187,14 @@ class FakeSession:
                     raise AssertionError(f"closed before {kind.__name__}; left: {self.messages}")
                 await self._changed.wait()
 
+    async def expect_any(self, *kinds: type[Message]) -> Message:
+        """The first message of any of these classes."""
+        while True:
+            for index, message in enumerate(self.messages):
+                if isinstance(message, kinds):
+                    return self.messages.pop(index)
+            await self._changed.wait()
+
     async def expect_beat(self) -> w.WorkerMetrics:
         """The last heartbeat that was answered."""
         with trio.fail_after(10):
