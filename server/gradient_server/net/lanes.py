@@ -56,6 +56,11 @@ class KeyedLanes(Generic[Item]):
         if lane is not None:
             await lane.idle.wait()
 
+    async def wait_all_idle(self) -> None:
+        """The same for every key that has work now."""
+        for key in tuple(self._lanes):
+            await self.wait_idle(key)
+
     async def _drain(self, key: Hashable, lane: _Lane[Item]) -> None:
         try:
             while lane.items:

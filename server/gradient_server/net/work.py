@@ -19,6 +19,8 @@ class OrderedWork(Generic[Item]):
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
         self._consumer = trio.lowlevel.ParkingLot()
+        self._idle = trio.lowlevel.ParkingLot()
+        self._is_working = False
 
     def __len__(self) -> int:
         return len(self._items)
@@ -29,9 +31,17 @@ class OrderedWork(Generic[Item]):
         self._consumer.unpark()
 
     async def take(self) -> list[Item]:
-        """All that waits, at least one item."""
+        """All that waits, at least one item. To be called again once these are done."""
         while not self._items:
+            self._is_working = False
+            self._idle.unpark_all()
             await self._consumer.park()
+        self._is_working = True
         items = list(self._items)
         self._items.clear()
         return items
+
+    async def wait_idle(self) -> None:
+        """Returns once nothing waits and nothing is being worked on."""
+        while self._items or self._is_working:
+            await self._idle.park()

@@ -1,0 +1,90 @@
+"""Makes every part of a server and connects them; nothing runs yet. For `app`, and for tests."""
+
+from functools import partial
+
+import trio
+from gradient_protocol.ids import IdSource
+
+from gradient_server.clock import Clock, SystemClock
+from gradient_server.config import ServerConfig
+from gradient_server.db.runner import Database
+from gradient_server.domain.events import Bus
+from gradient_server.graph.jobs import JobDefaults, load_job
+from gradient_server.graph.settings import GraphSettings
+from gradient_server.net.announce import announcer
+from gradient_server.net.authority import Authority
+from gradient_server.net.graces import Graces
+from gradient_server.net.resume import lose_worker
+from gradient_server.net.services import Services
+from gradient_server.net.sessions import Sessions
+from gradient_server.scheduler.claim_store import DatabaseClaimStore
+from gradient_server.scheduler.model import SchedulerSettings
+from gradient_server.scheduler.scheduler import Scheduler
+from gradient_server.scoring.policy import policy_by_name
+from gradient_server.storage.downloads import Downloads
+from gradient_server.storage.logs import LogStore
+from gradient_server.storage.nar_store import LocalNarStore
+from gradient_server.storage.uploads import Uploads
+
+__all__ = ["build_services"]
+
+
+def build_services(
+    config: ServerConfig, database: Database, ids: IdSource, instance_id: str, clock: Clock | None = None
+) -> Services:
+    """Every part of the server. StorageError if the base directory cannot be used."""
+    clock = clock or SystemClock()
+    bus = Bus()
+    graph_settings = _graph_settings(config)
+    defaults = JobDefaults(
+        timeout_secs=config.build_default_timeout_secs,
+        max_silent_secs=config.build_default_max_silent_secs,
+    )
+    store = DatabaseClaimStore(
+        database,
+        clock=clock,
+        ids=ids,
+        instance_id=instance_id,
+        graph_settings=graph_settings,
+        load_job=partial(load_job, defaults=defaults),
+    )
+    # Subscribes itself to the bus: memory is in step before a worker hears of a change.
+    scheduler = Scheduler(
+        store=store,
+        bus=bus,
+        clock=clock,
+        ids=ids,
+        settings=SchedulerSettings(
+            download_slots=config.nar_max_concurrent_downloads, upload_slots=config.upload_concurrency
+        ),
+        policy=policy_by_name(config.scheduler_scoring_policy),
+    )
+    services = Services(
+        database=database,
+        bus=bus,
+        clock=clock,
+        ids=ids,
+        settings=config,
+        graph_settings=graph_settings,
+        instance_id=instance_id,
+        scheduler=scheduler,
+        nar_store=LocalNarStore(config.base_dir),
+        logs=LogStore(config.base_dir),
+        sessions=Sessions(),
+        draining=trio.Event(),
+    )
+    services.authority = Authority(services)
+    services.graces = Graces(config.proto_reconnect_grace_secs, partial(lose_worker, services))
+    services.downloads = Downloads(services)
+    services.uploads = Uploads(services)
+    bus.subscribe(announcer(services))
+    return services
+
+
+def _graph_settings(config: ServerConfig) -> GraphSettings:
+    return GraphSettings(
+        max_attempts=config.build_max_attempts,
+        retry_backoff_secs=config.build_retry_backoff_secs,
+        inputs_unavailable_max_loops=config.build_inputs_unavailable_max_loops,
+        substitute_miss_escalation_threshold=config.build_substitute_miss_escalation_threshold,
+    )
