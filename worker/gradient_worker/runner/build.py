@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 
 from gradient_worker.runner import cgroups, files, layout, processes
+from gradient_worker.runner.launch import launch
 from gradient_worker.runner.layout import ExitReason
 from gradient_worker.runner.lifecycle import Act, Event, Phase, step
-from gradient_worker.runner.spawn import Command, User, spawn
+from gradient_worker.runner.spawn import Command, User
 from gradient_worker.runner.spool import Spool
 
 __all__ = ["Build", "Host"]
@@ -22,6 +23,7 @@ _KILL_AGAIN_SECS = 0.05
 _KILL_AGAIN_MAX_SECS = 5.0
 _SWEEP_AGAIN_SECS = 0.005
 _SWEEP_SECS = 10.0
+_OOM_KILLS_SECS = 1.0
 _NEVER = float("inf")
 
 
@@ -29,16 +31,20 @@ class Host:
     """What all builds of one runner share.
 
     `agent_uid`, `agent_gid`: whom ended outputs belong to. `group`: where builds get their cgroups, empty
-    if nowhere. `clock` gives monotonic seconds, `wall` seconds since the epoch.
+    if nowhere; `home`: the runner's own, for `launch`. `clock` gives monotonic seconds, `wall` seconds
+    since the epoch.
     """
 
     __slots__ = (
+        "_oom_kills",
+        "_oom_kills_at",
         "agent_gid",
         "agent_uid",
         "clock",
         "grace_secs",
         "group",
         "helpers",
+        "home",
         "known_pids",
         "null_fd",
         "skeletons",
@@ -50,6 +56,7 @@ class Host:
         *,
         grace_secs: float,
         group: cgroups.Group,
+        home: list[str],
         agent_uid: int,
         agent_gid: int,
         null_fd: int,
@@ -61,14 +68,23 @@ class Host:
         self.wall = wall
         self.grace_secs = grace_secs
         self.group = group
+        self.home = home
         self.agent_uid = agent_uid
         self.agent_gid = agent_gid
         self.null_fd = null_fd
         self.skeletons = skeletons
         self.known_pids: dict[int, Build] = {}
         """Processes of builds, main ones and helpers, that the runner started and has not reaped."""
+        self._oom_kills: int | None = None
+        self._oom_kills_at = -_NEVER
         self.helpers: set[int] = set()
         """Helpers of no build."""
+
+    def recent_oom_kills(self, now: float) -> int | None:
+        """As `cgroups.host_oom_kills`, up to a second old: reading it costs a tenth of a fork."""
+        if now >= self._oom_kills_at + _OOM_KILLS_SECS:
+            self._oom_kills, self._oom_kills_at = cgroups.host_oom_kills(), now
+        return self._oom_kills
 
 
 class Build:
@@ -125,8 +141,8 @@ class Build:
             if host.group:
                 name = f"{layout.CGROUP_PREFIX}{spec['derivation_hash']}-{self.user.name}"
                 self.group = cgroups.create(host.group, name)
-                self._host_oom_kills = cgroups.host_oom_kills()
-            self._pid, self._fault_fd = spawn(self._command(spec))
+                self._host_oom_kills = host.recent_oom_kills(now)
+            self._pid, self._fault_fd = launch(self._command(spec), host.home)
         except OSError:
             self.spool.finish(now)
             cgroups.remove(self.group)
@@ -302,6 +318,8 @@ class Build:
         return host_oom_kills is not None and host_oom_kills - self._host_oom_kills > oom_kills
 
     def _read_fault(self) -> None:
+        if self._fault_fd < 0:
+            return
         try:
             fault = os.read(self._fault_fd, 4096)
         except BlockingIOError:

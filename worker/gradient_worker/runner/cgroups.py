@@ -170,16 +170,23 @@ def host_oom_kills() -> int | None:
 
 def remove(group: Group) -> bool:
     """Removes the group with what a build made below it; False if something is still in use."""
-    done = True
-    for path in group.values():
-        for directory in _tree(path):
-            try:
-                os.rmdir(directory)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                done = False
-    return done
+    left = [path for path in group.values() if not (_remove_one(path) or _remove_tree(path))]
+    return not left
+
+
+def _remove_tree(path: str) -> bool:
+    left = [directory for directory in _tree(path) if not _remove_one(directory)]
+    return not left
+
+
+def _remove_one(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # still in use
+    return True
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:

@@ -166,7 +166,7 @@ class BuildDirectory:
 
     @property
     def result(self) -> Path:
-        """The record of the end (msgpack), there once the build has ended."""
+        """The record of the end (msgpack); empty or absent until the build has ended."""
         return self.root / layout.RESULT
 
 

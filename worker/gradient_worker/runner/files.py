@@ -1,14 +1,15 @@
 """The directory of one build on the runner's side: making, handing over, removing; records in it.
 
-Records are msgpack maps, replaced atomically and not synced: they outlive processes, not the host.
+Records are msgpack maps, written at once and not synced: they outlive processes, not the host.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH112, PTH114, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH112, PTH114, PTH120, PTH123, PTH208
 # (pathlib would cost this small process 1 MiB)
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import stat
@@ -30,14 +31,15 @@ __all__ = [
 
 _PARTS = (layout.BUILD, layout.HOME, layout.TMP, layout.OUTPUTS)
 _FDS_MAX = 4096
-_FILES = (layout.LOG, layout.RESULT, layout.PROCESS)
+_RECORDS = (layout.PROCESS, layout.RESULT)
 
 
 class Skeletons:
     """Makes the directories of builds, and keeps those of ended ones that are as good as new.
 
-    Making and removing five directories costs as much as the fork of a short build; renaming one is a
-    tenth of it. At most `limit` are kept.
+    Making and removing directories and files costs more than the fork of a short build (ext4 slows down
+    where many inodes were freed in the last seconds); renaming a directory is a tenth of it. The log is
+    not kept: whoever still reads it must not see the next build's. At most `limit` are kept.
     """
 
     __slots__ = ("_builds_dir", "_limit", "_made", "_spare")
@@ -69,12 +71,13 @@ class Skeletons:
     def remove(self, root: str) -> bool:
         """Removes a build's directory if nothing but our own files is in it; False if there is more."""
         try:
-            for name in _FILES:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{root}/{name}")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{root}/{layout.LOG}")
             uid = _owner_if_untouched(root) if len(self._spare) < self._limit else None
             if uid is None:
                 return _remove_empty(root)
+            for name in _RECORDS:
+                os.truncate(f"{root}/{name}", 0)
             self._made += 1
             spare = f"{self._builds_dir}/{layout.SPARE_PREFIX}{os.getpid()}-{self._made}"
             os.rename(root, spare)
@@ -94,8 +97,12 @@ class Skeletons:
 
 def _owner_if_untouched(root: str) -> int | None:
     """The owner of the parts if all are as they were made, and empty."""
-    if sorted(names(root)) != sorted(_PARTS):
+    if names(root) != sorted((*_PARTS, *_RECORDS)):
         return None
+    for name in _RECORDS:
+        state = os.lstat(f"{root}/{name}")
+        if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1 or state.st_uid != os.getuid():
+            return None
     owners = set()
     for part in _PARTS:
         state = os.lstat(f"{root}/{part}")
@@ -107,6 +114,9 @@ def _owner_if_untouched(root: str) -> int | None:
 
 def _remove_empty(root: str) -> bool:
     try:
+        for name in _RECORDS:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{root}/{name}")
         for part in _PARTS:
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(f"{root}/{part}")
@@ -125,18 +135,22 @@ def names(directory: str) -> list[str]:
 
 
 def write_record(path: str, record: dict[str, object]) -> None:
-    """Writes a map in place of what was there. Raises OSError."""
-    fresh = f"{path}.new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    """Writes a map into a file that is empty or not there, whole or not at all. Raises OSError.
+
+    One write of less than a page: a reader sees nothing or all of it, whenever this process is killed.
+    """
+    data = msgpack.packb(record)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, msgpack.packb(record))
+        if os.write(fd, data) != len(data):
+            os.ftruncate(fd, 0)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     finally:
         os.close(fd)
-    os.replace(fresh, path)
 
 
 def read_record(path: str) -> dict[str, object] | None:
-    """The map in a file; None where there is none or it cannot be read."""
+    """The map in a file; None where there is none (no file, or an empty one) or it cannot be read."""
     try:
         with open(path, "rb") as file:
             record = msgpack.unpackb(file.read())

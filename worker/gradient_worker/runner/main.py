@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import binascii
 import fcntl
-import hashlib
 import os
 import pwd
 import signal
@@ -19,7 +19,7 @@ from gradient_worker.runner.options import RunnerOptions
 from gradient_worker.runner.recovery import recover
 from gradient_worker.runner.saying import say
 from gradient_worker.runner.service import Service
-from gradient_worker.runner.spawn import User
+from gradient_worker.runner.spawn import User, write
 
 __all__ = ["ALREADY_RUNNING", "RunnerOptions", "run"]
 
@@ -66,6 +66,7 @@ def run(options: RunnerOptions) -> int:
 
 
 def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, int]) -> None:
+    os.umask(0o022)
     wakeup_fd = _catch_signals()
     processes.become_subreaper()
     group, reason = _cgroup(options)
@@ -73,6 +74,7 @@ def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, in
     host = Host(
         grace_secs=options.grace_secs,
         group=group,
+        home=_home(group),
         agent_uid=agent[0],
         agent_gid=agent[1],
         null_fd=os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC),
@@ -153,9 +155,26 @@ def _cgroup(options: RunnerOptions) -> tuple[cgroups.Group, str]:
     if not delegated:
         return {}, f"no cgroups: {reason}"
     # Several workers may be given the same place; what a crash left must be told apart.
-    name = f"gradient-{hashlib.sha256(options.base_dir.encode()).hexdigest()[:8]}"
+    name = f"gradient-{binascii.crc32(options.base_dir.encode()):08x}"
     group, failure = cgroups.prepare(delegated, name)
     return (group, reason) if failure is None else ({}, f"no cgroups: {failure}")
+
+
+def _home(group: cgroups.Group) -> list[str]:
+    """Where the runner itself is in the hierarchies of the builds; empty if it could not come back."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        mountinfo = file.read()
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        own = cgroups.own_group(mountinfo, file.read())
+    if not group.keys() <= own.keys():
+        return []
+    home = [f"{own[name]}/cgroup.procs" for name in group]
+    try:
+        for path in home:
+            write(path, "0")
+    except OSError:
+        return []
+    return home
 
 
 def _users() -> list[User]:

@@ -1,8 +1,7 @@
 """Starting one build: fork, and in the child everything that has to be so before the program runs.
 
-`os.fork` of this small process costs about a millisecond and lets the child enter its cgroup before
-`exec`; `posix_spawn` cannot do that without a helper program in between (docs/runner.md has figures).
 The parent never waits: what goes wrong before `exec` is read from a pipe when the child is reaped.
+`launch` has a cheaper way for builds that run as the runner's own user.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import errno
 import os
 import signal
 
-__all__ = ["Command", "User", "spawn"]
+__all__ = ["HANDLED", "OOM_SCORE_ADJ", "RESET", "Command", "User", "spawn", "write"]
 
 _OWN_FAULT = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO})
 _NOT_RUNNABLE = 127
-_OOM_SCORE_ADJ = "500"
+OOM_SCORE_ADJ = "500"
 HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 """The signals that the runner has handlers for."""
-_RESET = tuple(
+RESET = tuple(
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD")
 )
 
@@ -89,7 +88,7 @@ def _become(command: Command, fault_fd: int) -> None:
         _set_up(command)
         status = _execute(command, fault_fd)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not go on as a runner
-        os.write(fault_fd, f"{type(error).__name__}: {error}".encode()[:4096])
+        os.write(fault_fd, f"{type(error).__name__}: {error}".encode()[:1024])
     finally:
         os._exit(status)
 
@@ -97,10 +96,10 @@ def _become(command: Command, fault_fd: int) -> None:
 def _set_up(command: Command) -> None:
     os.setsid()
     for path in command.procs_files:
-        _write(path, "0")
+        write(path, "0")
     # Rather one build than the agent or the runner, should the host run out of memory.
     with contextlib.suppress(PermissionError):  # who stands higher already may stay there
-        _write("/proc/self/oom_score_adj", _OOM_SCORE_ADJ)
+        write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
     os.dup2(command.null_fd, 0)
     os.dup2(command.output_fd, 1)
     os.dup2(command.output_fd, 2)
@@ -116,7 +115,7 @@ def _set_up(command: Command) -> None:
     except PermissionError as error:
         whom = f"user {user.name} cannot enter {command.directory}"
         raise PermissionError(f"{whom}: its parents need chmod o+x") from error
-    for number in _RESET:
+    for number in RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -134,7 +133,8 @@ def _execute(command: Command, fault_fd: int) -> int:
     return _NOT_RUNNABLE
 
 
-def _write(path: str, text: str) -> None:
+def write(path: str, text: str) -> None:
+    """Writes into a file of the kernel's. Raises OSError."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode())
