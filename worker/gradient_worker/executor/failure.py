@@ -63,15 +63,15 @@ def of_exit(
             return failure(FailureKind.TRANSIENT, f"the build could not be started: {ended.message}")
         case ExitReason.RUNNER_DIED:
             return failure(FailureKind.TRANSIENT, "the process that ran the build died")
+    if ended.code == 0:
+        return None  # whatever was killed in it, the command knew to do without
     if host_failure or ended.host_killed:
         return failure(FailureKind.TRANSIENT, "the host killed this build together with others")
     if ended.oom_killed:
         return failure(FailureKind.OUT_OF_MEMORY, "the kernel killed a process of the build: out of memory")
     if ended.signal is not None:
         return failure(FailureKind.PERMANENT, f"the command was ended by {_signal_name(ended.signal)}")
-    if ended.code:
-        return failure(FailureKind.PERMANENT, f"the command ended with exit status {ended.code}")
-    return None
+    return failure(FailureKind.PERMANENT, f"the command ended with exit status {ended.code}")
 
 
 def missing_outputs(names: Sequence[str]) -> Failure:
