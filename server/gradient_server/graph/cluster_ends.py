@@ -5,9 +5,9 @@ A cluster with an open attempt is decided by its verdict, which is another part'
 
 from collections.abc import Sequence
 
-from gradient_server.domain.status import ClusterStatus
+from gradient_server.domain.status import BuildStatus, ClusterStatus
 from gradient_server.graph import sql
-from gradient_server.graph.states import BuildEvent
+from gradient_server.graph.states import BuildEvent, build_target
 from gradient_server.graph.work import Work
 
 __all__ = ["end_waiting_clusters"]
@@ -28,7 +28,7 @@ _OTHERS = sql.statement(
 def end_waiting_clusters(work: Work, builds: Sequence[str], event: BuildEvent) -> list[str]:
     """Ends the waiting clusters that these ended builds are members of; their other"
     " members, to be aborted."""
-    status = ClusterStatus.ABORTED if event is BuildEvent.ABORTED else ClusterStatus.FAILED
+    status = ClusterStatus.ABORTED if build_target(event) is BuildStatus.ABORTED else ClusterStatus.FAILED
     parameters = {"ids": sql.array(work.connection, builds), "status": status.value, "now": work.now}
     ended = [row[0] for row in sql.run(work.connection, _END, parameters)]
     if not ended:

@@ -16,7 +16,7 @@ from gradient_server.graph.cluster_ends import end_waiting_clusters
 from gradient_server.graph.evaluations import settle_evaluations
 from gradient_server.graph.import_results import settle_imports
 from gradient_server.graph.pending import load_queued_builds
-from gradient_server.graph.states import BuildEvent
+from gradient_server.graph.states import BuildEvent, build_target
 from gradient_server.graph.transitions import move_builds
 from gradient_server.graph.work import Work
 
@@ -134,7 +134,7 @@ def fail_builds(
     worker: str | None = None,
     racing: bool = False,
 ) -> list[str]:
-    """Ends builds by FAILED, ABORTED or DEPENDENCY_FAILED, and all that wait for them. Those that moved."""
+    """Ends builds by a final event other than success, and all that wait for them. Those that moved."""
     evaluations = _end(work, builds, event, error=error, kind=kind, worker=worker, racing=racing)
     if evaluations is None:
         return []
@@ -146,7 +146,7 @@ def fail_builds(
         work,
         [row[0] for row in dependents],
         BuildEvent.DEPENDENCY_FAILED,
-        error=f"it needs {first}, which {'was aborted' if event is BuildEvent.ABORTED else 'failed'}",
+        error=f"it needs {first}, which {'was aborted' if build_target(event) is BuildStatus.ABORTED else 'failed'}",
         kind=None,
     )
     ended = list(moved)
@@ -162,7 +162,7 @@ def fail_builds(
 
 def abort_builds(work: Work, builds: Sequence[str], *, error: str) -> list[str]:
     """Aborts those of `builds` that no worker has. A claim that was faster keeps its build."""
-    return fail_builds(work, builds, BuildEvent.ABORTED, error=error, racing=True)
+    return fail_builds(work, builds, BuildEvent.WITHDRAWN, error=error, racing=True)
 
 
 def reset_builds(work: Work, builds: Sequence[str]) -> None:
@@ -217,11 +217,7 @@ def _end(
     if not moved:
         return None
     sql.run(work.connection, _EXPLAIN, {**_ids(work, moved), "error": error, "kind": kind})
-    status = {
-        BuildEvent.FAILED: BuildStatus.FAILED,
-        BuildEvent.ABORTED: BuildStatus.ABORTED,
-        BuildEvent.DEPENDENCY_FAILED: BuildStatus.DEPENDENCY_FAILED,
-    }[event]
+    status = build_target(event)
     for build in moved:
         work.events.append(JobUnqueued(build_key(build), error))
     wanting = _settle_jobs(work, moved, status, worker=worker, error=error)

@@ -4,7 +4,7 @@ A build (`derivation_build`) is Created when an evaluation wants its derivation.
 every dependency that holds it back is Completed, and Assigned while a worker has it. A worker gives
 it back (rejected, lost, canceled, a transient failure) by a release; if one of its dependencies has
 been reset meanwhile, it waits again instead. It ends by success, by a final failure of its own, by a
-dependency's, or by an abort. A build whose outputs the store holds already is Completed without a
+dependency's, or by an abort: at once where no worker has it (withdrawn), else when the worker confirms. A build whose outputs the store holds already is Completed without a
 worker. Completed is the one final state that is left again: by a reset, when the store lost what the
 build made. A build that ended otherwise never comes back; asking again makes a new row.
 
@@ -51,6 +51,7 @@ class BuildEvent(enum.Enum):
     FAILED = enum.auto()
     DEPENDENCY_FAILED = enum.auto()
     ABORTED = enum.auto()
+    WITHDRAWN = enum.auto()
     RESET = enum.auto()
 
 
@@ -76,7 +77,8 @@ BUILD_TRANSITIONS: dict[BuildEvent, tuple[tuple[BuildStatus, ...], BuildStatus]]
     BuildEvent.SUCCEEDED: ((_B.ASSIGNED,), _B.COMPLETED),
     BuildEvent.FAILED: ((_B.CREATED, _B.QUEUED, _B.ASSIGNED), _B.FAILED),
     BuildEvent.DEPENDENCY_FAILED: ((_B.CREATED,), _B.DEPENDENCY_FAILED),
-    BuildEvent.ABORTED: ((_B.CREATED, _B.QUEUED, _B.ASSIGNED), _B.ABORTED),
+    BuildEvent.ABORTED: ((_B.ASSIGNED,), _B.ABORTED),
+    BuildEvent.WITHDRAWN: ((_B.CREATED, _B.QUEUED), _B.ABORTED),
     BuildEvent.RESET: ((_B.COMPLETED,), _B.CREATED),
 }
 

@@ -27,6 +27,7 @@ _BUILD_CHANGES = {
     BuildEvent.FAILED: "finished_at = :now, not_before = NULL",
     BuildEvent.DEPENDENCY_FAILED: "finished_at = :now, not_before = NULL",
     BuildEvent.ABORTED: "finished_at = :now, not_before = NULL",
+    BuildEvent.WITHDRAWN: "finished_at = :now, not_before = NULL",
     BuildEvent.RESET: "finished_at = NULL, ready_at = NULL, queued_at = NULL, substituted = FALSE",
     BuildEvent.RELEASED: "not_before = NULL",
     BuildEvent.WAITS_AGAIN: "not_before = NULL",

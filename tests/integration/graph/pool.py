@@ -56,7 +56,7 @@ def output_path(name: str) -> str:
     return store_path(f"{name}-out")
 
 
-def derivation(name: str, *inputs: str, runtime_only: Sequence[str] = (), **fields: Any) -> Derivation:
+def derivation(name: str, *inputs: str, runtime_only: Sequence[str] = (), **fields: Any) -> Derivation:  # noqa: ANN401 - many types
     """A derivation of that name with one output, on others by name."""
     fields.setdefault("sources", [])
     return Derivation(
@@ -122,9 +122,16 @@ class Pool:
         return self._workers[name]
 
     async def submit(
-        self, *, project: str = "demo", source: Source | None = None, hold_source: bool = True, **fields: Any
+        self,
+        *,
+        project: str = "demo",
+        source: Source | None = None,
+        hold_source: bool = True,
+        **fields: Any,  # noqa: ANN401 - many types
     ) -> str:
         """A queued evaluation, by id; its source is in the store."""
+        # Ids sort by their time, so that later rows are found as such.
+        self.clock.advance(1)
         if hold_source and source is None:
             await self.hold(SOURCE)
 
@@ -135,11 +142,10 @@ class Pool:
                 project=project_id,
                 task=make_task(connection, project_id),
                 source=source or PathSource(path=SOURCE),
-                source_path=None,
                 attrs=[],
                 now=self.clock.now(),
                 ids=self.ids,
-                **{"prioritized": False, "build_request": True, **fields},
+                **{"source_path": None, "prioritized": False, "build_request": True, **fields},
             )
 
         evaluation, events = await self.run(do)
@@ -261,7 +267,7 @@ class Pool:
         outcome = await self.complete(assignment, worker)
         assert outcome.closed
 
-    async def output(self, assignment: str, job: Job, worker: str = "w1", **fields: Any) -> ReportOutcome:
+    async def output(self, assignment: str, job: Job, worker: str = "w1", **fields: Any) -> ReportOutcome:  # noqa: ANN401 - many types
         built = [
             BuiltOutput(
                 name=output.name,
@@ -277,7 +283,11 @@ class Pool:
         return await self.update(assignment, BuildOutput(outputs=built, **fields), worker)
 
     async def evaluate(
-        self, evaluation: str, *batches: Sequence[Derivation], worker: str = "w1", **fields: Any
+        self,
+        evaluation: str,
+        *batches: Sequence[Derivation],
+        worker: str = "w1",
+        **fields: Any,  # noqa: ANN401 - many types
     ) -> None:
         """Claims a queued evaluation and walks it to its end."""
         assignment = await self.claim(eval_key(evaluation), worker)

@@ -36,7 +36,7 @@ async def evaluating(pool: Pool) -> tuple[str, str]:
     return evaluation, assignment
 
 
-async def building(pool: Pool, **fields: Any) -> str:
+async def building(pool: Pool, **fields: Any) -> str:  # noqa: ANN401 - many types
     """An accepted assignment of the one build of an evaluation."""
     evaluation = await pool.submit()
     await pool.evaluate(evaluation, [derivation("a", **fields)])
@@ -207,7 +207,7 @@ async def test_what_is_held_is_what_is_recorded(pool: Pool) -> None:
     assert await pool.scalar("SELECT nar_hash FROM derivation_output") == hash_of("other")
 
 
-def built(name: str = "out", path: str | None = None, **fields: Any) -> BuiltOutput:
+def built(name: str = "out", path: str | None = None, **fields: Any) -> BuiltOutput:  # noqa: ANN401 - many types
     """An output as it was built."""
     fields = {"nar_hash": hash_of("x"), "nar_size": 1, "references": [], **fields}
     return BuiltOutput(name=name, path=path or output_path("a"), contains_store_dir=False, **fields)
@@ -264,7 +264,7 @@ async def test_an_evaluation_cannot_report_what_is_a_builds_and_the_other_way_ro
     assert outcome.refused == "a build has no EvalStats"
 
 
-def replaced(name: str = "a", **fields: Any) -> Derivation:
+def replaced(name: str = "a", **fields: Any) -> Derivation:  # noqa: ANN401 - many types
     """A derivation with some fields replaced."""
     whole = derivation(name)
     return Derivation(**{field: getattr(whole, field) for field in whole.__struct_fields__} | fields)
