@@ -72,7 +72,8 @@ async def test_broken_pipes_end_programs_as_usual(pool: Pool) -> None:
     async with pool.client() as client:
         await client.start(pool.spec("a1", "(yes; echo $? >&2) | head -1"))
         await client.wait("a1")
-    assert pool.log("a1") == b"y\n141\n"  # 128 + SIGPIPE: Python's runner ignores it, builds must not
+    # 128 + SIGPIPE: Python's runner ignores that signal, builds must not.
+    assert sorted(pool.log("a1").split()) == [b"141", b"y"]
 
 
 async def test_too_long_is_a_timeout_even_for_one_that_ignores_the_request_to_end(pool: Pool) -> None:
@@ -183,9 +184,7 @@ async def test_a_directory_that_is_used_again_has_nothing_of_the_build_before(po
             assert (await client.wait(name)).code == 0
             if number != 1:
                 await client.forget(name)
-        assert pool.log("a1").split() == [b".:", b"../home:", b"../outputs:", b"../tmp:"] or set(
-            pool.log("a1").split()
-        ) == {b".:", b"../home:", b"../outputs:", b"../tmp:"}
+        assert set(pool.log("a1").split()) == {b".:", b"../home:", b"../outputs:", b"../tmp:"}
 
 
 async def test_a_running_build_is_not_forgotten(pool: Pool) -> None:

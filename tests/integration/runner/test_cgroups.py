@@ -1,6 +1,7 @@
 """Builds in real cgroups: measured, swept, and killed for want of memory without harm to the runner."""
 
 import os
+import pwd
 import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +27,7 @@ async def test_a_build_is_measured_after_its_end_until_it_is_forgotten(
         build = await client.start(pool.spec("a1", TAKE_48_MIB))
         assert build.cgroup is not None
         assert build.cgroup.is_relative_to(memory_cgroup)
-        assert build.cgroup.name == "nix-build@hash-of-a1-root"
+        assert build.cgroup.name == f"nix-build@hash-of-a1-{pwd.getpwuid(os.getuid()).pw_name}"
         ended = await client.wait("a1")
         assert (ended.code, ended.oom_killed, ended.host_killed) == (0, False, False)
         meter = BuildCgroup(build.cgroups)
@@ -83,7 +84,8 @@ async def test_the_same_derivation_again_gets_a_cgroup_of_its_own(
         second = await client.start(pool.spec("a2", "true", derivation_hash="same"))
         assert first.cgroup is not None
         assert second.cgroup is not None
-        assert (first.cgroup.name, second.cgroup.name) == ("nix-build@same-root", "nix-build@same-root.2")
+        name = f"nix-build@same-{pwd.getpwuid(os.getuid()).pw_name}"
+        assert (first.cgroup.name, second.cgroup.name) == (name, f"{name}.2")
 
 
 async def test_the_next_runner_kills_by_cgroup_what_a_dead_one_left(

@@ -3,7 +3,7 @@
 Records are msgpack maps, written at once and not synced: they outlive processes, not the host.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH112, PTH114, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH114, PTH123, PTH208
 # (pathlib would cost this small process 1 MiB)
 
 from __future__ import annotations
@@ -171,19 +171,16 @@ def hand_over(directory: str, from_uid: int, uid: int, gid: int) -> None:
 
 
 def throw_away(path: str) -> None:
-    """Removes a tree whatever its modes are."""
+    """Removes a tree whatever the modes of its directories are. Raises OSError."""
     import shutil  # noqa: PLC0415 - only ever in a helper process; it would double the runner's memory
 
-    def open_up_and_retry(function: Callable[..., object], name: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(name), 0o700)
-            if os.path.isdir(name) and not os.path.islink(name):
-                os.chmod(name, 0o700)
-                shutil.rmtree(name, ignore_errors=True)
-            else:
-                function(name)
-
-    shutil.rmtree(path, onerror=open_up_and_retry)
+    os.chmod(path, 0o700)
+    for directory, folders, _ in os.walk(path):
+        for name in folders:
+            inner = f"{directory}/{name}"
+            if not os.path.islink(inner):
+                os.chmod(inner, 0o700)  # before the walk goes into it
+    shutil.rmtree(path)
 
 
 def run_aside(work: Callable[[], None]) -> int:
