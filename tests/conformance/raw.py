@@ -80,7 +80,10 @@ class RawPeer:
 
     @staticmethod
     def _unpack(payload: bytes) -> Fields:
-        message = msgpack.unpackb(payload)
+        try:
+            message = msgpack.unpackb(payload)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise AssertionError(f"not MessagePack: {payload[:40].hex()}: {error}") from error
         assert isinstance(message, dict), f"a message is a map, this is {message!r}"
         assert isinstance(message.get("type"), str), f"a message without its type: {message!r}"
         return message
