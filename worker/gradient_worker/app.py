@@ -7,7 +7,6 @@ import sysconfig
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ import structlog
 import trio
 from gradient_protocol.address import ClientTls, parse_address
 from gradient_protocol.ids import IdSource
+from gradient_protocol.messages.shapes import BuildJob
 from gradient_protocol.messages.worker import WorkerCapabilities
 from gradient_protocol.nar import remove_tree
 
@@ -100,7 +100,7 @@ async def run_worker(
                 await _start_runner(nursery, keeper)
                 shop = await _make_shop(config, ids, store, JournalKeeper(journal), keeper)
                 facts = _facts(config, shop, worker_id=worker_id, incarnation=ids.new())
-                agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_cleaner(shop, nursery))
+                agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_Cleaner(shop, nursery))
                 agent.peers = peers
                 if not peers.tokens:
                     logger.warning(
@@ -221,26 +221,23 @@ class _Cleaner:
     nursery: trio.Nursery
 
     def __call__(self, job: Job) -> None:
-        self.nursery.start_soon(self._clean, job.assignment_id)
+        build = job.assign.job
+        if not isinstance(build, BuildJob):
+            return
+        if build.command:
+            self.nursery.start_soon(self._forget_build, job.assignment_id)
+        else:
+            self.nursery.start_soon(self._remove_download, job.assignment_id)
 
-    async def _clean(self, assignment_id: str) -> None:
+    async def _forget_build(self, assignment_id: str) -> None:
         try:
             await (await self.shop.runner.client()).forget(assignment_id)
         except (RunnerGone, RunnerRefused) as error:
-            logger.warning(
-                "a build's files stay until the next start", assignment_id=assignment_id, error=str(error)
-            )
+            logger.warning("a build's files stay", assignment_id=assignment_id, error=str(error))
+
+    async def _remove_download(self, assignment_id: str) -> None:
+        directory = downloads_directory(self.shop.base_dir, assignment_id)
         try:
-            await self.shop.threads.run(partial(_remove_download, self.shop.base_dir, assignment_id))
+            await self.shop.threads.run(lambda: remove_tree(directory))
         except OSError as error:
             logger.warning("a download's files stay", assignment_id=assignment_id, error=str(error))
-
-
-def _remove_download(base_dir: Path, assignment_id: str) -> None:
-    directory = downloads_directory(base_dir, assignment_id)
-    if directory.exists():
-        remove_tree(directory)
-
-
-def _cleaner(shop: Workshop, nursery: trio.Nursery) -> _Cleaner:
-    return _Cleaner(shop, nursery)

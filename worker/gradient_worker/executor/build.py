@@ -20,7 +20,14 @@ from gradient_worker.executor.command import run_command
 from gradient_worker.executor.download import download_file
 from gradient_worker.executor.failure import Failure, failure, with_metrics
 from gradient_worker.executor.job import Job, Phase
-from gradient_worker.executor.outputs import all_paths, held_outputs, register, report_outputs, upload_all
+from gradient_worker.executor.outputs import (
+    all_paths,
+    describe,
+    held_outputs,
+    register,
+    report_outputs,
+    upload_all,
+)
 from gradient_worker.executor.stages import enter
 from gradient_worker.executor.workshop import Workshop
 from gradient_worker.runner.client import build_directory
@@ -52,8 +59,9 @@ def downloads_directory(base_dir: Path, assignment_id: str) -> Path:
 
 async def _make_outputs(shop: Workshop, job: Job, build: BuildJob) -> Failure | None:
     held = held_outputs(shop.store, build)
-    if held is not None and not job.is_member and job.phase is Phase.ACCEPTED:
-        await report_outputs(shop, job, build, held, metrics=None, substituted=True)
+    if held and not job.is_member and job.phase is Phase.ACCEPTED:
+        made = await describe(shop, build, held)
+        await report_outputs(job, build, made, metrics=None, substituted=True)
         return None
     if job.phase is Phase.ACCEPTED:
         enter(shop, job, JobStage.PREFETCH)
@@ -71,10 +79,10 @@ async def _make_outputs(shop: Workshop, job: Job, build: BuildJob) -> Failure | 
         failed, metrics = await run_command(shop, job, build, directory)
     if failed is not None:
         return failed
-    infos = await register(shop, build, place)
-    if isinstance(infos, Failure):
-        return with_metrics(infos, metrics)
-    await report_outputs(shop, job, build, infos, metrics=metrics, substituted=False)
+    outputs = await register(shop, build, place)
+    if isinstance(outputs, Failure):
+        return with_metrics(outputs, metrics)
+    await report_outputs(job, build, outputs, metrics=metrics, substituted=False)
     return None
 
 

@@ -39,14 +39,12 @@ async def run_command(
     job.phase = Phase.STARTED
     try:
         ended = await _at_runner(shop, runner, job, _spec(shop, job, build, directory))
-        metrics = await shop.threads.run(
-            lambda: shop.meters.read(
-                job.assignment_id,
-                ended,
-                concurrent=concurrent,
-                cores=_cores(shop, build),
-                score=shop.cpu_core_score,
-            )
+        metrics = shop.meters.read(
+            job.assignment_id,
+            ended,
+            concurrent=concurrent,
+            cores=_cores(shop, build),
+            score=shop.cpu_core_score,
         )
     except RunnerRefused as error:
         return failure(FailureKind.TRANSIENT, f"the build could not be started: {error}"), None

@@ -67,7 +67,7 @@ class BuildMeters:
     def read(
         self, assignment_id: str, ended: BuildExit, *, concurrent: int, cores: int, score: float | None
     ) -> Metrics:
-        """The Metrics of a build that has ended and is still watched. Reads files: for a thread."""
+        """The Metrics of a build that has ended and is still watched. Reads a few files of the kernel."""
         secs = ended.ended_at - ended.started_at if ended.duration_secs is None else ended.duration_secs
         cgroup = self._cgroups.get(assignment_id)
         peak = cpu_ms = anon_mb = io_bytes = None

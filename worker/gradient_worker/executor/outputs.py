@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 from gradient_protocol.kinds import FailureKind
-from gradient_protocol.messages.shapes import BuildJob, BuildOutput, BuiltOutput, Metrics
+from gradient_protocol.messages.shapes import BuildJob, BuildOutput, BuildProduct, BuiltOutput, Metrics
 
 from gradient_worker.executor.failure import Failure, failure, missing_outputs
 from gradient_worker.executor.job import Job, Phase
@@ -15,18 +16,33 @@ from gradient_worker.executor.workshop import Workshop
 from gradient_worker.stores.base import BadOutputError, PathInfo, Store
 from gradient_worker.transfer import Refused, Uploaded
 
-__all__ = ["all_paths", "held_outputs", "register", "report_outputs", "upload_all"]
+__all__ = ["Outputs", "all_paths", "describe", "held_outputs", "register", "report_outputs", "upload_all"]
 
 MAX_UPLOADS_SIDE_BY_SIDE = 4
 """Uploads of one build at once."""
 
 
-async def register(shop: Workshop, build: BuildJob, place: Path) -> list[PathInfo] | Failure:
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of a build in the store, in the job's order, and the products that they name."""
+
+    infos: Sequence[PathInfo]
+    products: Sequence[BuildProduct]
+
+
+async def register(shop: Workshop, build: BuildJob, place: Path) -> Outputs | Failure:
     """Move what the command made in `place` into the store; a missing output is the command's failure."""
+    if not build.outputs:
+        return Outputs((), ())  # a thread costs more than all else that such a build costs here
     return await shop.threads.run(lambda: _register(shop.store, build, place))
 
 
-def _register(store: Store, build: BuildJob, place: Path) -> list[PathInfo] | Failure:
+async def describe(shop: Workshop, build: BuildJob, infos: Sequence[PathInfo]) -> Outputs:
+    """Outputs that are held already."""
+    return await shop.threads.run(lambda: _describe(shop.store, build, infos))
+
+
+def _register(store: Store, build: BuildJob, place: Path) -> Outputs | Failure:
     candidates = all_paths(build)
     infos: list[PathInfo] = []
     missing: list[str] = []
@@ -42,37 +58,33 @@ def _register(store: Store, build: BuildJob, place: Path) -> list[PathInfo] | Fa
                 missing.append(output.name)
         except BadOutputError as error:
             return failure(FailureKind.PERMANENT, str(error))
-    return missing_outputs(missing) if missing else infos
+    return missing_outputs(missing) if missing else _describe(store, build, infos)
+
+
+def _describe(store: Store, build: BuildJob, infos: Sequence[PathInfo]) -> Outputs:
+    named = zip(build.outputs, infos, strict=True)
+    products = [p for output, info in named for p in find_products(output.name, store.real_path(info.path))]
+    return Outputs(infos, products)
 
 
 async def report_outputs(
-    shop: Workshop,
-    job: Job,
-    build: BuildJob,
-    infos: Sequence[PathInfo],
-    *,
-    metrics: Metrics | None,
-    substituted: bool,
+    job: Job, build: BuildJob, made: Outputs, *, metrics: Metrics | None, substituted: bool
 ) -> None:
-    """Make the BuildOutput report, with the products that the outputs name."""
-    names = {output.path: output.name for output in build.outputs}
-    products = await shop.threads.run(
-        lambda: [
-            p for info in infos for p in find_products(names[info.path], shop.store.real_path(info.path))
-        ]
-    )
+    """Make the BuildOutput report."""
     outputs = [
         BuiltOutput(
-            name=names[info.path],
+            name=output.name,
             path=info.path,
             nar_hash=info.nar_hash,
             nar_size=info.nar_size,
             references=list(info.references),
             contains_store_dir=info.contains_store_dir,
         )
-        for info in infos
+        for output, info in zip(build.outputs, made.infos, strict=True)
     ]
-    update = BuildOutput(outputs=outputs, products=products, substituted=substituted, metrics=metrics)
+    update = BuildOutput(
+        outputs=outputs, products=list(made.products), substituted=substituted, metrics=metrics
+    )
     await job.reports.report(update)
     job.phase = Phase.BUILT
 

@@ -126,13 +126,15 @@ class Upload:
 
     async def _push(self, offset: int) -> Again:
         """Send everything from `offset` on, then wait; returns only when it went nowhere."""
-        threads = self._threads
         started = self._spans.now()
-        source = _NarSource(self._store, self._info.path, zstd=self._wire.zstd)
+        source = _NarSource(self._store, self._info.path, skip=offset, zstd=self._wire.zstd)
         stream = self._wire.connection.open_bulk(self._id, offset=offset)
         try:
-            position = await threads.run(lambda: source.skip(offset))
-            while chunk := await threads.run(source.read):
+            position = offset
+            while not source.ended:
+                chunk = await self._threads.run(source.read)
+                if not chunk:
+                    break
                 message = UploadChunk(request_id=self._id, offset=position, data=chunk)
                 position += len(chunk)
                 with trio.move_on_after(TRANSFER_STALL_SECS) as patience:
@@ -171,30 +173,34 @@ class Upload:
 
 
 class _NarSource:
-    """The bytes of one upload as they travel, in chunks of the wire's size. Used in threads."""
+    """The bytes of one upload as they travel, from `skip` on, in chunks of the wire's size.
 
-    def __init__(self, store: Store, path: str, *, zstd: bool) -> None:
+    `read` belongs in a thread. `ended`: it has given all there is; a small upload costs one thread.
+    """
+
+    def __init__(self, store: Store, path: str, *, skip: int, zstd: bool) -> None:
         packed = store.pack(path)
         self._chunks: Iterator[bytes] = compress(packed) if zstd else packed
         self._rest = bytearray()
+        self._skip = skip
+        self.ended = False
 
-    def read(self, limit: int = MAX_CHUNK_DATA) -> bytes:
-        """The next chunk; only the last is shorter than `limit`; b"" at the end."""
-        while len(self._rest) < limit:
+    def read(self) -> bytes:
+        """The next chunk; b"" where there is none. NarError where there is less than `skip`."""
+        while self._skip:
+            size = len(self._take(min(self._skip, MAX_CHUNK_DATA)))
+            if not size:
+                raise NarError(f"the server claims {self._skip} bytes more than this upload has")
+            self._skip -= size
+        return self._take(MAX_CHUNK_DATA)
+
+    def _take(self, limit: int) -> bytes:
+        while len(self._rest) < limit and not self.ended:
             chunk = next(self._chunks, None)
             if chunk is None:
                 break
             self._rest += chunk
         data = bytes(self._rest[:limit])
         del self._rest[:limit]
+        self.ended = len(data) < limit
         return data
-
-    def skip(self, size: int) -> int:
-        """Leave out what the server has. Returns the position; raises where there is not that much."""
-        left = size
-        while left:
-            data = self.read(min(left, MAX_CHUNK_DATA))
-            if not data:
-                raise NarError(f"the server claims {size} bytes of an upload that is shorter")
-            left -= len(data)
-        return size
