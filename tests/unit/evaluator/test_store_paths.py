@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from gradient_worker.evaluator import store_paths
+from gradient_protocol import store_paths
 from gradient_worker.evaluator.environment import input_variable, is_reserved, package_name
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import trio
 from gradient_protocol import nar
+from gradient_protocol.store_paths import source_path
 
-from gradient_worker.evaluator.store_paths import source_path
 from gradient_worker.stores.base import PathInfo, Store
 
 __all__ = ["GitError", "fetch_git", "register_source"]

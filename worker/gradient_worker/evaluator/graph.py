@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from gradient_protocol import store_paths
 from gradient_protocol.messages import shapes
 
-from gradient_worker.evaluator import store_paths
 from gradient_worker.evaluator.checks import Group
 from gradient_worker.evaluator.environment import SOURCE, package_name
 from gradient_worker.evaluator.recipe import Build, Cluster, Recipe

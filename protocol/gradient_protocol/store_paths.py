@@ -10,8 +10,6 @@ from typing import Any
 
 from gradient_protocol.messages.shapes import FixedOutput
 
-from gradient_worker.evaluator.environment import OUT
-
 __all__ = [
     "canonical_json",
     "cluster_form",
@@ -25,6 +23,9 @@ __all__ = [
 
 _LETTERS = "0123456789abcdfghijklmnpqrsvwxyz"
 _HASH_BYTES = 20
+
+# The output whose path has no suffix.
+OUT = "out"
 
 Form = dict[str, Any]
 
