@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradient_protocol.nar import NarHasher, compress, pack_tree
+from gradient_protocol.nar import NarError, NarHasher, compress, pack_tree
 
 from gradient_cli.api import Api
 from gradient_cli.errors import CommandError, ExitCode
@@ -93,4 +93,6 @@ def upload(api: Api, tree: SourceTree, project: str) -> str:
         raise CommandError(
             f"cannot read the source tree: {error.filename}: {error.strerror}", ExitCode.USAGE
         ) from None
+    except NarError as error:
+        raise CommandError(f"the source tree cannot be packed: {error}", ExitCode.USAGE) from None
     return str(answer["path"])
