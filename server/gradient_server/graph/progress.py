@@ -142,11 +142,12 @@ def fail_builds(
     dependents = sql.run(work.connection, _ALL_DEPENDENTS, _ids(work, moved))
     names = _names(work, moved)
     first = min(names.values())
+    how = "was aborted" if build_target(event) is BuildStatus.ABORTED else "failed"
     cascade = _end(
         work,
         [row[0] for row in dependents],
         BuildEvent.DEPENDENCY_FAILED,
-        error=f"it needs {first}, which {'was aborted' if build_target(event) is BuildStatus.ABORTED else 'failed'}",
+        error=f"it needs {first}, which {how}",
         kind=None,
     )
     ended = list(moved)

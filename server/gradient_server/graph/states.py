@@ -2,11 +2,12 @@
 
 A build (`derivation_build`) is Created when an evaluation wants its derivation. It is Queued once
 every dependency that holds it back is Completed, and Assigned while a worker has it. A worker gives
-it back (rejected, lost, canceled, a transient failure) by a release; if one of its dependencies has
-been reset meanwhile, it waits again instead. It ends by success, by a final failure of its own, by a
-dependency's, or by an abort: at once where no worker has it (withdrawn), else when the worker confirms. A build whose outputs the store holds already is Completed without a
-worker. Completed is the one final state that is left again: by a reset, when the store lost what the
-build made. A build that ended otherwise never comes back; asking again makes a new row.
+it back (rejected, lost, canceled, a transient failure) by a release; if it has to look at its
+dependencies anew, it waits again instead. It ends by success, by a final failure of its own, by a
+dependency's, or by an abort: at once where no worker has it (withdrawn), else when the worker
+confirms. A build whose outputs the store holds already is Completed without a worker. Completed is
+the one final state that is left again: by a reset, when the store lost what the build made. A build
+that ended otherwise never comes back; asking again makes a new row.
 
 An evaluation is Queued until a worker takes its job, and Assigned while one has it. The fetch half of
 a split job puts it back into the queue, and so does a release. Once its job has completed it is

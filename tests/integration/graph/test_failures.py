@@ -60,7 +60,8 @@ async def test_final_failures_cascade(pool: Pool, kind: FailureKind) -> None:
     assert await pool.evaluation_status(evaluation) == "Failed"
     assert (
         await pool.scalar(
-            "SELECT b.error FROM derivation_build b JOIN derivation d ON d.id = b.derivation WHERE d.name = 'c'"
+            "SELECT b.error FROM derivation_build b JOIN derivation d ON d.id = b.derivation"
+            " WHERE d.name = 'c'"
         )
         == "it needs a, which failed"
     )
