@@ -62,6 +62,27 @@ async def test_out_of_memory_is_told_from_an_ordinary_kill(
         assert (ended.signal, ended.oom_killed) == (9, False)
 
 
+async def test_below_the_runners_own_cgroup_builds_are_born_into_theirs_and_the_runner_stays_out(
+    start_pool: StartPool,
+) -> None:
+    async with start_pool("auto") as pool, pool.client() as client:
+        info = await client.info()
+        if not info.cgroups:
+            pytest.skip(info.cgroup_reason)
+        before = Path(f"/proc/{info.pid}/cgroup").read_text()
+        build = await client.start(pool.spec("a1", "cat /proc/self/cgroup"))
+        assert Path(f"/proc/{info.pid}/cgroup").read_text() == before
+        assert build.cgroup is not None
+        await client.wait("a1")
+        entered = {line.rpartition("/")[2] for line in pool.log("a1").decode().splitlines()}
+        assert build.cgroup.name in entered
+        assert sum(build.cgroup.name in line for line in pool.log("a1").decode().splitlines()) == len(
+            build.cgroups
+        )
+        await client.forget("a1")
+        assert not any(path.exists() for path in build.cgroups.values())
+
+
 async def test_strays_with_an_empty_environment_are_found_by_their_cgroup(
     start_pool: StartPool, memory_cgroup: Path
 ) -> None:

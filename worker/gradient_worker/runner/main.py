@@ -1,6 +1,6 @@
 """Starting the runner: one for each base directory, listening before anybody is told that it is there."""
 
-# ruff: noqa: PTH103, PTH105, PTH108, PTH110, PTH112, PTH116, PTH123
+# ruff: noqa: PTH103, PTH105, PTH108, PTH110, PTH112, PTH116, PTH120, PTH123
 # (pathlib would cost this small process 1 MiB)
 
 from __future__ import annotations
@@ -161,12 +161,18 @@ def _cgroup(options: RunnerOptions) -> tuple[cgroups.Group, str]:
 
 
 def _home(group: cgroups.Group) -> list[str]:
-    """Where the runner itself is in the hierarchies of the builds; empty if it could not come back."""
+    """Where the runner itself is in the hierarchies of the builds; empty if it could not come back.
+
+    It must be the builds' parent or beside it: one further off, managed by somebody else, might be removed
+    in the moment when it is empty.
+    """
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         mountinfo = file.read()
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         own = cgroups.own_group(mountinfo, file.read())
     if not group.keys() <= own.keys():
+        return []
+    if not all(_is_near(own[name], path) for name, path in group.items()):
         return []
     home = [f"{own[name]}/cgroup.procs" for name in group]
     try:
@@ -175,6 +181,10 @@ def _home(group: cgroups.Group) -> list[str]:
     except OSError:
         return []
     return home
+
+
+def _is_near(own: str, builds: str) -> bool:
+    return builds.startswith((f"{own}/", f"{os.path.dirname(own)}/"))
 
 
 def _users() -> list[User]:
