@@ -48,7 +48,8 @@ class FrameReader:
         if len(self._buffer) < end:
             return None
         self._start = end
-        return bytes(self._buffer[begin:end])
+        with memoryview(self._buffer) as view:  # or the slice would be copied twice
+            return bytes(view[begin:end])
 
     @property
     def pending_bytes(self) -> int:
