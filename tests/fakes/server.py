@@ -6,14 +6,16 @@ downloads, logs and reports are answered as a server would; what a test waits fo
 """
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import trio
 import trio.testing
 import zstandard
-from gradient_protocol.address import Address
+from gradient_protocol.address import Address, UnixAddress, open_listeners
 from gradient_protocol.codec import Side
 from gradient_protocol.connection import Connection
 from gradient_protocol.errors import SessionClosed
@@ -76,6 +78,16 @@ class FakeServer:
         await self._dialled.send(ours)
         return theirs
 
+    async def listen(
+        self, socket: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Take connections on a Unix socket, for agents in processes of their own."""
+        (listener,) = await open_listeners(UnixAddress(socket))
+        async with listener:
+            task_status.started()
+            while True:
+                await self._dialled.send(await listener.accept())
+
     async def session(self, nursery: trio.Nursery, *, resume: bool = True) -> "FakeSession":
         """The agent's next connection, after its handshake and, with `resume`, its ResumeAck."""
         stream = await self.sessions_in.receive()
@@ -126,7 +138,7 @@ class FakeSession:
                         self.owner,
                         capabilities=everything,
                         instance="fake",
-                        clock=trio.current_time,
+                        clock=time.time,
                     )
                     if isinstance(outcome, Rejected):
                         self.rejected = outcome
@@ -216,7 +228,7 @@ class FakeSession:
         match message:
             case w.WorkerMetrics() if "heartbeat" in self.automatic:
                 self.beats.append(message)
-                self.send(server.HeartbeatAck(n=message.n, server_time=trio.current_time()))
+                self.send(server.HeartbeatAck(n=message.n, server_time=time.time()))
             case w.LogChunk() if "logs" in self.automatic:
                 self._store_log(message)
             case w.JobUpdate(seq=int()) | w.JobCompleted() | w.JobFailed():
