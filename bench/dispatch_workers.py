@@ -9,6 +9,7 @@ the wanted number of jobs stays pending.
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,12 +39,6 @@ class Counts:
     scores: int = 0
     assign_ms: list[float] = field(default_factory=list)
     submitted: int = 0
-
-
-async def session(plan: dict[str, Any], who: dict[str, str], ids: IdSource, *, evaluates: bool) -> Connection:
-    """A connection after its `ResumeJobs`, its writer running in the caller's nursery."""
-    stream = await connect(parse_address(plan["address"]))
-    return Connection(stream, Side.WORKER)
 
 
 async def greet(connection: Connection, who: dict[str, str], ids: IdSource, *, evaluates: bool) -> None:
@@ -182,7 +177,9 @@ class Evaluator:
                 self.connection.send(w.RequestJob(kind=JobKind.EVAL))
             elif isinstance(message, server.JobOffer | server.JobListChunk):
                 scores = [
-                    w.CandidateScore(job_id=c.job_id, missing_count=0, missing_nar_size=0, outputs_present=False)
+                    w.CandidateScore(
+                        job_id=c.job_id, missing_count=0, missing_nar_size=0, outputs_present=False
+                    )
                     for c in message.candidates
                 ]
                 self.connection.send(w.CandidateScores(scores=scores, is_final=True))
@@ -261,7 +258,7 @@ async def main() -> None:
             scope.cancel()
 
 
-async def guard(run: Any) -> None:
+async def guard(run: Callable[[], Awaitable[None]]) -> None:
     """A session that ends early spoils the measurement: say so."""
     try:
         await run()

@@ -7,10 +7,10 @@ error in the log; a stop is graceful and loses nothing (operations.md, "Signals"
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 import trio
@@ -22,7 +22,8 @@ from gradient_server import first_start
 from gradient_server.clock import SystemClock
 from gradient_server.config import ServerConfig
 from gradient_server.db.errors import DatabaseError
-from gradient_server.db.migrate import migrate_database, schema_problem
+from gradient_server.db.migrate import Migration, current_revision, newest_revision
+from gradient_server.db.migrate import migrate as migrate_database
 from gradient_server.db.queries.claims import open_assignments
 from gradient_server.db.queries.instances import beat_instance, register_instance, stop_instance, take_over
 from gradient_server.db.runner import Database, open_database
@@ -31,12 +32,15 @@ from gradient_server.http_server import serve_http
 from gradient_server.net.aborts import reap_forever
 from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
+from gradient_server.storage.durable import StorageError
 from gradient_server.web.app import create_app
 from gradient_server.wiring import build_services
 
 __all__ = ["StartError", "check", "migrate", "run_server", "serve"]
 
 log = structlog.get_logger(__name__)
+
+E = TypeVar("E", bound=Exception)
 
 BEAT_SECS: Final = 5.0
 # How long a stop waits for what has arrived to be committed, and for farewells to leave.
@@ -49,8 +53,16 @@ class StartError(Exception):
 
 async def migrate(config: ServerConfig) -> str:
     """Brings the database to this version's schema; a line that says what was done."""
-    async with _database(config) as database:
-        return await migrate_database(database)
+    with _start_errors():
+        first_start.prepare(config.base_dir)
+        done = await _migrate(config)
+    if done.changed:
+        return f"migrated from {done.before or 'an empty database'} to {done.after}"
+    return f"nothing to do: the database is at {done.after}"
+
+
+async def _migrate(config: ServerConfig) -> Migration:
+    return await trio.to_thread.run_sync(migrate_database, config.database_url)
 
 
 async def check(config: ServerConfig) -> list[str]:
@@ -67,9 +79,12 @@ async def check(config: ServerConfig) -> list[str]:
     if not config.base_dir.is_dir():
         problems.append(f"baseDir: {config.base_dir} does not exist; `gradient-server serve` makes it")
         return problems
+    problem: str | None = None
     try:
         async with open_database(config.database_url) as database:
-            problem = await database.read(schema_problem)
+            revision = await database.read(current_revision)
+        if revision != newest_revision():
+            problem = "the database is not at this version's schema: run gradient-server migrate"
     except DatabaseError as error:
         problem = str(error)
     return problems + ([problem] if problem else [])
@@ -92,7 +107,7 @@ async def serve(config: ServerConfig) -> int:
     return code
 
 
-def _first(group: BaseExceptionGroup[StartError]) -> StartError:
+def _first(group: BaseExceptionGroup[E]) -> E:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -107,18 +122,17 @@ async def _watch_signals(stop: trio.Event) -> None:
             stop.set()
 
 
-@asynccontextmanager
-async def _database(config: ServerConfig) -> AsyncIterator[Database]:
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """What keeps a server from starting, as one line."""
     try:
-        first_start.prepare(config.base_dir)
-        async with open_database(config.database_url) as database:
-            yield database
-    except DatabaseError as error:
+        yield
+    except (DatabaseError, StorageError) as error:
         raise StartError(str(error)) from error
     except OSError as error:
         if error.filename is None:
             raise
-        raise StartError(f"{error.filename}: {error.strerror}; choose another baseDir?") from error
+        raise StartError(f"{error.filename}: {error.strerror}; set baseDir to a place of your own") from error
 
 
 async def run_server(
@@ -133,47 +147,69 @@ async def run_server(
     `announce` gets one line for each address, and one for the first API key. Started with the
     services once it listens. StartError where it cannot start; what a loop raises ends it.
     """
-    async with _database(config) as database:
-        await migrate_database(database)
-        ids = IdSource()
-        await _make_keys(config, database, ids, announce)
-        instance_id = await _enter(config, database, ids)
+    with _start_errors():
+        first_start.prepare(config.base_dir)
+        await _migrate(config)
+        database = await Database.open(config.database_url)
+    try:
+        await _run(config, database, stop, announce, task_status)
+    finally:
+        await database.aclose()
+    log.info("stopped")
+
+
+async def _run(
+    config: ServerConfig,
+    database: Database,
+    stop: trio.Event,
+    announce: Callable[[str], None],
+    task_status: trio.TaskStatus[Services],
+) -> None:
+    ids = IdSource()
+    await _make_keys(config, database, ids, announce)
+    instance_id = await _enter(config, database, ids)
+    with _start_errors():
         services = build_services(config, database, ids, instance_id)
-        pending = await database.read(lambda connection: load_pending(connection, None, services.clock.now()))
-        services.scheduler.load(pending)
-        owned = await database.read(lambda connection: open_assignments(connection, instance_id=instance_id))
-        listeners = await _listen(config)
-        async with trio.open_nursery() as connections, trio.open_nursery() as loops:
-            door = Door(services)
-            await loops.start(partial(services.scheduler.run))
-            await loops.start(services.graces.run)
-            await loops.start(partial(reap_forever, services))
-            await loops.start(partial(_beat, services))
-            await loops.start(services.uploads.run)
-            loops.start_soon(door.run, listeners, connections)
+    now = services.clock.now()
+    services.scheduler.load(await database.read(lambda connection: load_pending(connection, None, now)))
+    owned = await database.read(lambda connection: open_assignments(connection, instance_id=instance_id))
+    listeners = await _listen(config)
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as loops:
+            await _start_loops(services, loops)
+            loops.start_soon(Door(services).run, listeners, connections)
             for worker_id in dict.fromkeys(assignment.worker_id for assignment in owned):
                 services.graces.arm(worker_id)
             for listener in listeners:
                 announce(f"workers: {listener_address(listener)}")
-            http = await loops.start(
-                partial(
-                    serve_http,
-                    create_app(services),
-                    host=config.listen_addr,
-                    port=config.port,
-                    stopping=services.draining,
-                )
-            )
-            for address in http:
+            for address in await _start_http(services, loops):
                 announce(f"http: {address}")
             task_status.started(services)
             await stop.wait()
             await _farewell(services)
-            connections.cancel_scope.cancel()
             loops.cancel_scope.cancel()
-        now = services.clock.now()
-        await database.run(partial(stop_instance, instance_id=instance_id, now=now))
-        log.info("stopped")
+        connections.cancel_scope.cancel()
+    services.logs.close()
+    await database.run(partial(stop_instance, instance_id=instance_id, now=services.clock.now()))
+
+
+async def _start_loops(services: Services, loops: trio.Nursery) -> None:
+    await loops.start(services.scheduler.run)
+    await loops.start(services.graces.run)
+    await loops.start(partial(reap_forever, services))
+    await loops.start(services.uploads.run)
+    await loops.start(partial(_beat, services))
+
+
+async def _start_http(services: Services, loops: trio.Nursery) -> list[str]:
+    host, port = services.settings.listen_addr, services.settings.port
+    serve = partial(serve_http, create_app(services), host=host, port=port, stopping=services.draining)
+    addresses: list[str] = []
+    try:
+        addresses = await loops.start(serve)
+    except* OSError as group:
+        raise StartError(f"cannot listen on http://{host}:{port}: {_first(group)}") from group
+    return addresses
 
 
 async def _make_keys(
