@@ -11,6 +11,9 @@ def frame(payload: bytes) -> bytes:
     return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
 
 
+_WORTH_A_VIEW_BYTES = 4096
+
+
 class FrameReader:
     """Cuts what arrives into payloads. `limit` (bytes of payload) applies to the next length read.
 
@@ -48,6 +51,8 @@ class FrameReader:
         if len(self._buffer) < end:
             return None
         self._start = end
+        if length < _WORTH_A_VIEW_BYTES:
+            return bytes(self._buffer[begin:end])
         with memoryview(self._buffer) as view:  # or the slice would be copied twice
             return bytes(view[begin:end])
 
