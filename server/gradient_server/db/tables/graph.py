@@ -99,6 +99,8 @@ derivation_output = sa.Table(
     # As built; NULL until the first build.
     sa.Column("nar_hash", sa.Text),
     sa.Column("nar_size", sa.BigInteger),
+    # It names the directory of the store it was built in, so it may not work elsewhere.
+    sa.Column("contains_store_dir", sa.Boolean),
 )
 
 # An edge: `derivation` needs `dependency`. A runtime-only edge does not hold the build back.

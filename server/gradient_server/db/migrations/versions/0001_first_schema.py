@@ -264,6 +264,7 @@ def upgrade() -> None:
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("nar_hash", sa.Text(), nullable=True),
         sa.Column("nar_size", sa.BigInteger(), nullable=True),
+        sa.Column("contains_store_dir", sa.Boolean(), nullable=True),
         sa.ForeignKeyConstraint(
             ["derivation"],
             ["derivation.id"],
