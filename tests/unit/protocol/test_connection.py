@@ -263,16 +263,20 @@ async def test_control_room_waits_and_lets_one_through_at_a_time() -> None:
         assert most < limits.CONTROL_ROOM + limits.MAX_MESSAGE + 8
 
 
-async def test_a_write_without_progress_ends_the_session(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("idle_secs", [0, 10, 45])
+async def test_a_write_without_progress_ends_the_session(
+    idle_secs: float, autojump_clock: trio.testing.MockClock
+) -> None:
     async with connected() as pair:
         await stop_reading(pair)
+        await trio.sleep(idle_secs)
         stream = pair.server.open_bulk("t")
         pair.server.send(ACK)
         with pytest.raises(SessionClosed, match="no progress for 30 s"):
             await stream.wait_acknowledged(1)
         with pytest.raises(SessionClosed, match="no progress for 30 s"):
             await pair.server.receive()
-        assert trio.current_time() == pytest.approx(limits.WRITE_STALL_SECS)
+        assert trio.current_time() == pytest.approx(idle_secs + limits.WRITE_STALL_SECS)
 
 
 async def test_last_words_go_out_before_the_close() -> None:
