@@ -51,7 +51,9 @@ class Pool:
 
         def work(connection: sa.Connection) -> tuple[str, list[Event]]:
             now = services.clock.now()
-            project_id = connection.scalar(sa.text("SELECT id FROM project WHERE name = :name"), {"name": project})
+            project_id = connection.scalar(
+                sa.text("SELECT id FROM project WHERE name = :name"), {"name": project}
+            )
             task = ensure_task(connection, project_id, "main", now=now, ids=services.ids)
             return submit_evaluation(
                 connection,
@@ -74,7 +76,9 @@ class Pool:
             lambda connection: connection.execute(sa.text(statement), parameters).scalar()
         )
 
-    async def until(self, statement: str, wanted: object, *, within_secs: float = 5.0, **parameters: object) -> None:
+    async def until(
+        self, statement: str, wanted: object, *, within_secs: float = 5.0, **parameters: object
+    ) -> None:
         """Waits until the database says so."""
         found = None
         with trio.move_on_after(within_secs):

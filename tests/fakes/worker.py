@@ -182,6 +182,7 @@ async def connected_worker(
     evaluations: int = 1,
     running: Iterable[w.ResumedJob] = (),
     resume: bool = True,
+    expect_resume: bool = True,
     features: Iterable[str] = (),
     zone: str | None = None,
 ) -> AsyncIterator[FakeWorker]:
@@ -205,7 +206,8 @@ async def connected_worker(
             fake.send(capabilities_of(builds, evaluations, features, zone))
             if resume:
                 fake.send(w.ResumeJobs(running=list(running)))
-                await fake.expect(server.ResumeAck)
+                if expect_resume:
+                    await fake.expect(server.ResumeAck)
             yield fake
         finally:
             await connection.aclose(flush_secs=0.5)

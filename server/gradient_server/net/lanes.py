@@ -6,7 +6,7 @@ starts none. Nothing here decides what the work is.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import trio
 
@@ -14,12 +14,14 @@ __all__ = ["KeyedLanes"]
 
 Item = TypeVar("Item")
 
+AT_ONCE: Final = 4
+
 
 class _Lane(Generic[Item]):
     __slots__ = ("bytes_waiting", "idle", "items")
 
     def __init__(self) -> None:
-        self.items: deque[Item] = deque()
+        self.items: deque[tuple[Item, int]] = deque()
         self.bytes_waiting = 0
         self.idle = trio.Event()
 
@@ -27,7 +29,9 @@ class _Lane(Generic[Item]):
 class KeyedLanes(Generic[Item]):
     """Runs `handle(key, items)` for the items of a key, in order, one call at a time per key.
 
-    `handle` gets everything that waited. Whatever it raises ends the nursery, and with it the session.
+    `handle` gets up to four items that waited, which is about 1 MiB of chunks: what is acknowledged
+    together, and what one trip to a thread pays for. Whatever it raises ends the nursery, and with it
+    the session.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class KeyedLanes(Generic[Item]):
         if lane is None:
             lane = self._lanes[key] = _Lane()
             self._nursery.start_soon(self._drain, key, lane)
-        lane.items.append(item)
+        lane.items.append((item, size_bytes))
         lane.bytes_waiting += size_bytes
         return lane.bytes_waiting
 
@@ -64,11 +68,9 @@ class KeyedLanes(Generic[Item]):
     async def _drain(self, key: Hashable, lane: _Lane[Item]) -> None:
         try:
             while lane.items:
-                items = list(lane.items)
-                lane.items.clear()
-                taken = lane.bytes_waiting
-                await self._handle(key, items)
-                lane.bytes_waiting -= taken
+                taken = [lane.items.popleft() for _ in range(min(AT_ONCE, len(lane.items)))]
+                await self._handle(key, [item for item, _ in taken])
+                lane.bytes_waiting -= sum(size_bytes for _, size_bytes in taken)
         finally:
             # No await between the look at `items` above and this, so nothing is queued in vain.
             del self._lanes[key]

@@ -1,19 +1,19 @@
 """Logs of jobs: stored in a file, acknowledged, announced (protocol.md, Lanes and flow)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 import trio
 import zstandard
 from gradient_protocol.errors import ProtocolError
-from gradient_protocol.limits import BULK_ACK_EVERY, MAX_CHUNK_DATA
+from gradient_protocol.limits import MAX_CHUNK_DATA
 from gradient_protocol.messages.common import BulkAck, Message
 from gradient_protocol.messages.worker import LogChunk
 
 from gradient_server.domain.events import LogGrew
 from gradient_server.net.services import Services
-from gradient_server.net.session import HeldAssignment, Session
+from gradient_server.net.session import Session
 from gradient_server.storage.durable import StorageError
 from gradient_server.storage.logs import LogError, LogGapError
 
@@ -22,25 +22,18 @@ __all__ = ["store_chunks"]
 log = structlog.get_logger(__name__)
 
 _BAD_REQUEST: Final = 400
-# At most 255 KiB of log each.
-_CHUNKS_PER_ACK: Final = BULK_ACK_EVERY // (256 * 1024)
 
 
 async def store_chunks(services: Services, session: Session, messages: Sequence[Message]) -> None:
-    """Store chunks of one assignment's log, in order, acknowledging at least every 1 MiB.
+    """Store chunks of one assignment's log, in order, and acknowledge them together.
 
     What names no assignment of this session is ignored. ProtocolError 400 for a gap, or for a chunk
     that cannot be read.
     """
-    for piece in _pieces(messages):
-        held = session.held_or_ended(piece[0].assignment_id)
-        if held is not None:
-            await _store_piece(services, session, held, piece)
-
-
-async def _store_piece(
-    services: Services, session: Session, held: HeldAssignment, piece: Sequence[LogChunk]
-) -> None:
+    piece = [message for message in messages if isinstance(message, LogChunk)]
+    held = session.held_or_ended(piece[0].assignment_id)
+    if held is None:
+        return
     compressed = session.capabilities.zstd
 
     def store() -> int:
@@ -76,20 +69,3 @@ def _end_of(chunk: LogChunk, *, compressed: bool) -> int:
     except zstandard.ZstdError as error:
         raise ProtocolError(_BAD_REQUEST, f"log of {chunk.assignment_id}: {error}") from error
     return chunk.offset + len(plain)
-
-
-def _pieces(messages: Sequence[Message]) -> Iterable[list[LogChunk]]:
-    """Chunks in pieces of at most about 1 MiB as they travelled, each of which is acknowledged.
-
-    Log compresses well, so a piece holds few chunks: its offsets count uncompressed bytes.
-    """
-    piece: list[LogChunk] = []
-    for message in messages:
-        if not isinstance(message, LogChunk):
-            continue
-        piece.append(message)
-        if len(piece) == _CHUNKS_PER_ACK:
-            yield piece
-            piece = []
-    if piece:
-        yield piece

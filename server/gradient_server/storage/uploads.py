@@ -14,7 +14,7 @@ import structlog
 import trio
 from gradient_protocol.errors import ProtocolError
 from gradient_protocol.kinds import Compression, UploadOutcome
-from gradient_protocol.limits import BULK_ACK_EVERY, TRANSFER_STALL_SECS
+from gradient_protocol.limits import TRANSFER_STALL_SECS
 from gradient_protocol.messages.common import BulkAck, Message
 from gradient_protocol.messages.server import Relay, Skip, UploadCommitted, UploadGrant
 from gradient_protocol.messages.worker import UploadChunk, UploadFinished, UploadRequest
@@ -180,15 +180,16 @@ class Uploads:
     # Bytes
 
     async def store(self, session: "Session", messages: Sequence[Message]) -> None:
-        """What came of one request, in order. ProtocolError 400 for a gap."""
+        """What came of one request, in order; acknowledged together. ProtocolError 400 for a gap."""
         first = messages[0]
         assert isinstance(first, UploadChunk | UploadFinished)
         upload = self._granted(session, first.request_id)
         if upload is None or upload.writer is None:
             return
         try:
-            for piece in _pieces(messages):
-                await self._append(upload, upload.writer, piece)
+            chunks = [message for message in messages if isinstance(message, UploadChunk)]
+            if chunks:
+                await self._append(upload, upload.writer, chunks)
             if isinstance(messages[-1], UploadFinished):
                 await self._finish(upload, upload.writer, messages[-1])
         except WriterClosedError:
@@ -198,15 +199,15 @@ class Uploads:
         except (NarError, StorageError) as error:
             await self._reject(upload, str(error))
 
-    async def _append(self, upload: _Upload, writer: NarWriter, piece: Sequence[UploadChunk]) -> None:
+    async def _append(self, upload: _Upload, writer: NarWriter, chunks: Sequence[UploadChunk]) -> None:
         def append() -> int:
             offset = writer.offset
-            for chunk in piece:
+            for chunk in chunks:
                 offset = writer.append(chunk.offset, chunk.data)
             return offset
 
         offset = await trio.to_thread.run_sync(append, limiter=self._disk)
-        self.bytes_received += sum(len(chunk.data) for chunk in piece)
+        self.bytes_received += sum(len(chunk.data) for chunk in chunks)
         upload.last_byte_at = self._now()
         self._admission.progress(upload.request.request_id, self._now())
         upload.session.send(BulkAck(id=upload.request.request_id, offset=offset))
@@ -304,19 +305,3 @@ class Uploads:
         session: "Session", request_id: str, outcome: UploadOutcome, reason: str | None = None
     ) -> None:
         session.send(UploadCommitted(request_id=request_id, outcome=outcome, reason=reason))
-
-
-def _pieces(messages: Sequence[Message]) -> Iterable[list[UploadChunk]]:
-    """Chunks in pieces of about 1 MiB, each of which is acknowledged."""
-    piece: list[UploadChunk] = []
-    size = 0
-    for message in messages:
-        if not isinstance(message, UploadChunk):
-            continue
-        piece.append(message)
-        size += len(message.data)
-        if size >= BULK_ACK_EVERY // 2:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
