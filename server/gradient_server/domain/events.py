@@ -9,23 +9,28 @@ from dataclasses import dataclass
 
 from gradient_protocol.kinds import JobKind
 
+from gradient_server.domain.cluster import ClusterInfo
 from gradient_server.domain.job import PendingJob
-from gradient_server.domain.status import AbortReason
+from gradient_server.domain.status import AbortReason, ClusterStatus
 
 __all__ = [
     "AbortWanted",
     "AssignmentClosed",
     "BuildChanged",
     "Bus",
+    "ClusterChanged",
+    "ClusterQueued",
     "EvaluationChanged",
     "Event",
     "ImportSettled",
     "JobQueued",
     "JobUnqueued",
     "LogGrew",
+    "MemberReported",
     "NoteAdded",
     "PathForgotten",
     "PathStored",
+    "SignalStored",
 ]
 
 
@@ -132,6 +137,37 @@ class PathForgotten:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterQueued:
+    """The cluster waits for its members and for seats. Replaces what was known of it."""
+
+    cluster: ClusterInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChanged:
+    """The cluster's status changed; a final one ends whatever attempt was open."""
+
+    cluster_id: str
+    status: ClusterStatus
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReported:
+    """A member's final report is stored, held for the verdict of its attempt."""
+
+    attempt_id: str
+    assignment_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalStored:
+    """Signal `n` of the attempt is stored, to be forwarded to those it is for."""
+
+    attempt_id: str
+    n: int
+
+
 Event = (
     JobQueued
     | JobUnqueued
@@ -144,6 +180,10 @@ Event = (
     | ImportSettled
     | PathStored
     | PathForgotten
+    | ClusterQueued
+    | ClusterChanged
+    | MemberReported
+    | SignalStored
 )
 
 
