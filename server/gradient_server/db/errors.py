@@ -6,6 +6,7 @@ __all__ = [
     "DatabaseError",
     "DatabaseInUseError",
     "DatabaseUnusableError",
+    "first_line",
 ]
 
 
@@ -27,3 +28,10 @@ class DatabaseUnusableError(DatabaseError):
 
 class CommitFailedError(DatabaseError):
     """The group that this transaction was part of could not be committed. Its work is undone."""
+
+
+def first_line(error: BaseException) -> str:
+    """What the driver said, without the statement and the advice that SQLAlchemy adds."""
+    cause = getattr(error, "orig", None) or error
+    text = str(cause).strip()
+    return text.splitlines()[0] if text else type(cause).__name__

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 import structlog
 
 from gradient_server.db.bridge import Bridge, Request
-from gradient_server.db.errors import CommitFailedError
+from gradient_server.db.errors import CommitFailedError, first_line
 
 __all__ = ["GroupWriter", "Statistics", "ThreadPool", "run_inline"]
 
@@ -90,13 +90,14 @@ class GroupWriter:
                 stopping = self._run_group(connection, group)
         except Exception as error:
             logger.exception("a group of transactions could not be committed", transactions=len(group))
-            _roll_back(connection)
             for request in group:
-                failure = CommitFailedError(f"the database could not commit: {error}")
+                failure = CommitFailedError(f"the database could not commit: {first_line(error)}")
                 failure.__cause__ = error
                 request.result = outcome.Error(failure)
             self._statistics.failed += len(group)
             self._bridge.answer(group)
+            # Where even this fails, the thread ends and everyone is told.
+            _roll_back(connection)
             return False
         self._statistics.commits += 1
         self._bridge.answer(group)
@@ -106,7 +107,7 @@ class GroupWriter:
         """Runs the one request of `group`, adds what waits and runs it too."""
         driver: Any = connection.connection.driver_connection
         deadline = time.monotonic() + GROUP_SECS
-        self._apply(connection, driver.execute, group[0])
+        self._apply(connection, driver, group[0])
         while len(group) < MAX_GROUP and time.monotonic() < deadline:
             try:
                 request = self._bridge.inbox.get_nowait()
@@ -116,20 +117,21 @@ class GroupWriter:
                 return True
             if request.begin():
                 group.append(request)
-                self._apply(connection, driver.execute, request)
+                self._apply(connection, driver, request)
         return False
 
-    def _apply(
-        self, connection: sa.Connection, execute: Callable[[str], object], request: Request[Any]
-    ) -> None:
+    def _apply(self, connection: sa.Connection, driver: Any, request: Request[Any]) -> None:  # noqa: ANN401 - sqlite3's connection
         started = time.monotonic()
-        execute("SAVEPOINT request")
+        driver.execute("SAVEPOINT request")
         request.result = outcome.capture(request.fn, connection)
         self._statistics.transactions += 1
         if isinstance(request.result, outcome.Error):
+            if not driver.in_transaction:
+                # A full disk or a failing one: SQLite has undone the whole group already.
+                raise request.result.error
             self._statistics.failed += 1
-            execute("ROLLBACK TO request")
-        execute("RELEASE request")
+            driver.execute("ROLLBACK TO request")
+        driver.execute("RELEASE request")
         _warn_if_slow(request.fn, started)
 
 

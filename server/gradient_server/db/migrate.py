@@ -18,7 +18,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from gradient_server.db.engine import make_write_engine, parse_url, shown_url, sqlite_file
-from gradient_server.db.errors import DatabaseError, DatabaseUnusableError
+from gradient_server.db.errors import DatabaseError, DatabaseUnusableError, first_line
 from gradient_server.db.lock import FileLock
 
 __all__ = ["Migration", "current_revision", "migrate", "newest_revision"]
@@ -54,8 +54,7 @@ def migrate(url: str | sa.URL) -> Migration:
             with _locked(engine) as connection:
                 return _upgrade(connection)
         except sa.exc.DatabaseError as error:
-            reason = str(error.orig).strip().splitlines()[0]
-            raise DatabaseUnusableError(f"cannot migrate {shown_url(parsed)}: {reason}") from error
+            raise DatabaseUnusableError(f"cannot migrate {shown_url(parsed)}: {first_line(error)}") from error
         finally:
             engine.dispose()
 

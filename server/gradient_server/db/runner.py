@@ -24,7 +24,7 @@ from gradient_server.db.engine import (
     shown_url,
     sqlite_file,
 )
-from gradient_server.db.errors import DatabaseClosedError, DatabaseUnusableError
+from gradient_server.db.errors import DatabaseClosedError, DatabaseUnusableError, first_line
 from gradient_server.db.executors import GroupWriter, Statistics, ThreadPool, run_inline
 from gradient_server.db.lock import FileLock
 
@@ -140,7 +140,7 @@ class Database:
             await database.aclose()
             if isinstance(error, Exception):
                 raise DatabaseUnusableError(
-                    f"cannot open {shown_url(parsed)}: {_first_line(error)}"
+                    f"cannot open {shown_url(parsed)}: {first_line(error)}"
                 ) from error
             raise
         return database
@@ -206,8 +206,3 @@ def _open_inline(url: sa.URL) -> Database:
 
 def _probe(connection: sa.Connection) -> None:
     connection.execute(sa.text("SELECT 1")).all()
-
-
-def _first_line(error: BaseException) -> str:
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
-    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 import trio
-from gradient_server.db import tables
+from gradient_server.db import executors, tables
 from gradient_server.db.errors import (
     CommitFailedError,
     DatabaseClosedError,
+    DatabaseError,
     DatabaseInUseError,
     DatabaseUnusableError,
 )
@@ -185,6 +186,54 @@ async def test_a_failed_commit_is_answered_to_the_whole_group(sqlite_database: D
     assert len(failed) == 2
     assert await sqlite_database.run(lambda c: add(c, "next")) == "next"
     assert await sqlite_database.read(names) == {"next"}
+
+
+async def test_a_full_database_fails_its_callers_and_recovers(sqlite_database: Database) -> None:
+    def pragma(text: str) -> Callable[[sa.Connection], object]:
+        return lambda c: c.exec_driver_sql(f"PRAGMA {text}").scalar()
+
+    def add_much(connection: sa.Connection) -> None:
+        for number in range(1000):
+            add(connection, f"{number}-{'x' * 1000}")
+
+    pages = await sqlite_database.run(pragma("page_count"))
+    assert isinstance(pages, int)
+    await sqlite_database.run(pragma(f"max_page_count={pages + 5}"))
+    with pytest.raises((CommitFailedError, sa.exc.OperationalError), match="full"):
+        await sqlite_database.run(add_much)
+    assert await sqlite_database.read(names) == set()
+    await sqlite_database.run(pragma("max_page_count=1000000"))
+    await sqlite_database.run(add_much)
+    assert len(await sqlite_database.read(names)) == 1000
+
+
+async def test_a_writer_that_dies_is_told_to_everyone(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(_connection: sa.Connection) -> None:
+        raise RuntimeError("the connection is beyond repair")
+
+    monkeypatch.setattr(executors, "_roll_back", break_down)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def close_the_connection(connection: sa.Connection) -> None:
+        connection.connection.driver_connection.close()  # type: ignore[union-attr]  # it is open
+
+    errors = []
+
+    async def call(fn: Callable[[sa.Connection], object]) -> None:
+        with pytest.raises(DatabaseError) as raised:
+            await sqlite_database.run(fn)
+        errors.append(raised.type)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, close_the_connection)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(3):
+            nursery.start_soon(call, names)
+    assert len(errors) == 4
+    with pytest.raises(DatabaseClosedError, match="writer thread died"):
+        await sqlite_database.run(names)
 
 
 async def test_racing_increments_lose_none(database: Database) -> None:
