@@ -11,13 +11,12 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
-import structlog
 import typer
 from typer.exceptions import TyperException
 
-from gradient_worker.config import OPTIONS, ConfigError, Loaded, load
+from gradient_worker.config import OPTIONS, ConfigError, Loaded, WorkerConfig, load
 
 __all__ = ["main"]
 
@@ -33,8 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-logger = structlog.get_logger(__name__)
 
 
 class CommandError(Exception):
@@ -110,16 +107,6 @@ def _load(flags: dict[str, str | Path | None]) -> Loaded:
     )
 
 
-def _log_configuration(loaded: Loaded) -> None:
-    for warning in loaded.warnings:
-        logger.warning(warning)
-    effective = {
-        option.dotted: f"{getattr(loaded.config, option.field)} ({loaded.origins[option.dotted]})"
-        for option in OPTIONS
-    }
-    logger.info("configuration", **effective)
-
-
 @app.command()
 @_with_options
 def run(
@@ -136,45 +123,40 @@ def run(
     **flags: str | Path | None,
 ) -> None:
     """Run the agent, and a runner where none is there."""
-    import trio  # noqa: PLC0415 - the other commands need none of it
-
-    from gradient_worker.app import StartError, run_worker  # noqa: PLC0415
-    from gradient_worker.register import RegistrationError, register_worker  # noqa: PLC0415
-
-    _set_up_logging()
+    given = {name: str(value) for name, value in flags.items() if value is not None}
     loaded = _load(flags)
-    _log_configuration(loaded)
+    if register:
+        _register(loaded.config, server_http_url, server_api_key_file)
+    _become("-P", "-m", "gradient_worker.launch", *(word for pair in given.items() for word in pair))
+
+
+def _register(config: WorkerConfig, url: str, key_file: Path | None) -> None:
+    from gradient_worker.register import RegistrationError, register_worker  # noqa: PLC0415 - rarely needed
+
     try:
-        if register:
-            register_worker(loaded.config, url=server_http_url, key_file=server_api_key_file)
-        trio.run(run_worker, loaded.config)
+        register_worker(config, url=url, key_file=key_file)
     except RegistrationError as error:
         raise CommandError(str(error), REFUSED) from None
-    except (StartError, ExceptionGroup) as error:
-        start = _find(error, StartError)
-        if start is None:
-            raise
-        raise CommandError(str(start), USAGE) from None
-
-
-def _find(error: Exception, wanted: type[Exception]) -> Exception | None:
-    if isinstance(error, ExceptionGroup):
-        return next((found for each in error.exceptions if (found := _find(each, wanted))), None)
-    return error if isinstance(error, wanted) else None
 
 
 @app.command()
 @_with_options
-def runner(**flags: str | Path | None) -> int:
+def runner(**flags: str | Path | None) -> None:
     """Run the process that starts builds and outlives the agent."""
-    from gradient_worker.runner.main import run as run_runner  # noqa: PLC0415
-    from gradient_worker.runner.options import RunnerOptions  # noqa: PLC0415
+    from gradient_worker.runner.options import RunnerOptions  # noqa: PLC0415 - of this command alone
 
     config = _load(flags).config
     options = RunnerOptions(
         base_dir=config.base_dir, orphan_kill_secs=config.orphan_kill_secs, cgroup=config.build_cgroup
     )
-    return run_runner(options)
+    _become("-I", "-m", "gradient_worker.runner", *options.argv())
+
+
+def _become(*arguments: str) -> NoReturn:
+    """Go on as a fresh interpreter: what it takes to read a command line would stay in memory for good."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - ourselves, without a shell
 
 
 @app.command()
@@ -204,24 +186,10 @@ def doctor(**flags: str | Path | None) -> int:
     import trio  # noqa: PLC0415 - as above
 
     from gradient_worker.doctor import examine  # noqa: PLC0415
+    from gradient_worker.log_output import set_up_logging  # noqa: PLC0415
 
-    _set_up_logging(quiet=True)
+    set_up_logging(quiet=True)
     findings = trio.run(examine, _load(flags).config)
     for finding in findings:
         sys.stdout.write(f"{finding}\n")
     return FAILED if any(finding.failed for finding in findings) else 0
-
-
-def _set_up_logging(*, quiet: bool = False) -> None:
-    terminal = sys.stderr.isatty()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(50 if quiet else 20),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=False,
-    )

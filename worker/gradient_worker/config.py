@@ -30,6 +30,13 @@ def _text(value: object) -> str:
     return value
 
 
+def _address(value: object) -> str:
+    text = _text(value)
+    if not text.startswith(("tls://", "tcp://", "unix:///")):
+        raise ValueError("tls://host:port, tcp://host:port or unix:///path is wanted")
+    return text
+
+
 def _whole(value: object) -> int:
     if isinstance(value, str):
         value = int(value) if re.fullmatch(r"[0-9]+", value) else None
@@ -108,7 +115,7 @@ class Option:
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option("serverUrl", _text, "tcp://127.0.0.1:3001", "server: tls://, tcp:// or unix:///path"),
+    Option("serverUrl", _address, "tcp://127.0.0.1:3001", "server: tls://, tcp:// or unix:///path"),
     Option("serverCaFile", _text, None, "CA certificates that the server's must be signed by"),
     Option("serverFingerprint", _fingerprint, None, "SHA-256 of the server's certificate, instead of a CA"),
     Option("baseDir", _text, "/var/lib/gradient-worker", "where the worker keeps everything"),

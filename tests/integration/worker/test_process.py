@@ -115,7 +115,7 @@ async def test_an_idle_agent_is_small_and_quiet(listening: Rig, nursery: trio.Nu
         before = sum(watched.cpu_times()[:2])
         await trio.sleep(2)
         assert sum(watched.cpu_times()[:2]) - before < 0.1
-        assert watched.memory_info().rss < 48 * 1024 * 1024
+        assert watched.memory_info().rss < 44 * 1024 * 1024
 
 
 def refused(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
