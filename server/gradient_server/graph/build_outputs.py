@@ -15,8 +15,8 @@ _EXPECTED = sql.statement(
     " ON b.derivation = o.derivation WHERE b.id = :build"
 )
 _SET_OUTPUT = sql.statement(
-    "UPDATE derivation_output SET nar_hash = :nar_hash, nar_size = :nar_size"
-    " WHERE derivation = :derivation AND name = :name"
+    "UPDATE derivation_output SET nar_hash = :nar_hash, nar_size = :nar_size,"
+    " contains_store_dir = :contains_store_dir WHERE derivation = :derivation AND name = :name"
 )
 _SET_BUILD = sql.statement(
     "UPDATE derivation_build SET substituted = :substituted, products = :products WHERE id = :build",
@@ -49,6 +49,7 @@ def store_build_output(work: Work, assignment: Assignment, report: BuildOutput) 
             "name": output.name,
             "nar_hash": output.nar_hash,
             "nar_size": output.nar_size,
+            "contains_store_dir": output.contains_store_dir,
         }
         sql.run(work.connection, _SET_OUTPUT, parameters)
     if report.substituted or report.products:

@@ -129,7 +129,7 @@ _NOTES = sql.statement(
     "SELECT level, source, message FROM evaluation_note WHERE evaluation = :id ORDER BY id LIMIT :limit"
 )
 _OUTPUTS = sql.statement(
-    "SELECT j.build, j.attr, d.name, o.name, o.path, p.nar_size, p.contains_store_dir FROM build_job j"
+    "SELECT j.build, j.attr, d.name, o.name, o.path, p.nar_size, o.contains_store_dir FROM build_job j"
     " JOIN derivation d ON d.id = j.derivation JOIN derivation_output o ON o.derivation = d.id"
     " LEFT JOIN cached_path p ON p.path = o.path"
     " WHERE j.evaluation = :id AND j.attr IS NOT NULL ORDER BY j.id, o.position LIMIT :limit"
