@@ -7,17 +7,21 @@ report is sent, everything else when it is acknowledged.
 
 from collections.abc import Callable, Iterator
 
+import structlog
 from gradient_protocol.errors import SessionClosed
 from gradient_protocol.kinds import FailureKind, JobKind, ResumeState
+from gradient_protocol.messages.common import Message
 from gradient_protocol.messages.worker import JobCompleted, JobFailed
 
 from gradient_worker.executor.failure import Failure
-from gradient_worker.executor.job import Job
+from gradient_worker.executor.job import Job, Stop, StopCause
 from gradient_worker.slots import Slots
 from gradient_worker.wakeup import Wakeup
 from gradient_worker.wire import Link, Wire
 
 __all__ = ["Jobs"]
+
+logger = structlog.get_logger(__name__)
 
 
 class Jobs:
@@ -60,7 +64,7 @@ class Jobs:
     def is_stopping(self, job_id: str) -> bool:
         """Whether this worker still stops an earlier assignment of the job."""
         return any(
-            job.assign.job_id == job_id and job.stopped is not None and not job.gone.is_set()
+            job.assign.job_id == job_id and job.stopped is not None and not job.reports.finished
             for job in self._jobs.values()
         )
 
@@ -96,7 +100,7 @@ class Jobs:
                 assignment_id=job.assignment_id,
                 seq=again,
                 kind=FailureKind.PERMANENT,
-                error=f"the server refused report {seq}: {reason}",
+                error=f"report {seq} was refused: {reason}",
                 missing_paths=[],
                 spans=spans,
                 spans_dropped=dropped,
@@ -124,13 +128,23 @@ class Jobs:
                 message = job.reports.due(log_first=job.log_first(wire))
                 if message is None:
                     break
-                wire.send(message)
+                self._send(wire, job, message)
             else:
                 self._crowded.set()
         except SessionClosed:
             return  # the next session sends it again
         if job.reports.final_sent:
             self._give_back(job)
+
+    def _send(self, wire: Wire, job: Job, message: Message) -> None:
+        try:
+            wire.send(message)
+        except ValueError as error:  # larger than the wire takes, and no smaller the next time
+            logger.error("a report cannot be sent", assignment_id=job.assignment_id, error=str(error))
+            seq = job.reports.last_due
+            if isinstance(message, JobFailed) or not self.refuse(job, seq, str(error)):
+                raise
+            job.stop(Stop(StopCause.REFUSED, str(error)))
 
     def flush_all(self) -> None:
         """Every job, oldest first."""

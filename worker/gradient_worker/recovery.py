@@ -4,7 +4,7 @@ import structlog
 from gradient_protocol.kinds import ResumeState
 
 from gradient_worker.agent import Agent
-from gradient_worker.runner.client import RunnerClient, RunnerRefused
+from gradient_worker.runner.client import RunnerClient, RunnerGone, RunnerRefused
 
 __all__ = ["recover"]
 
@@ -13,8 +13,7 @@ logger = structlog.get_logger(__name__)
 
 async def recover(agent: Agent) -> None:
     """Take up what an earlier agent left, and kill what no journal names. Before the first session."""
-    runner = await agent.shop.runner.client()
-    builds = {build.assignment_id: build for build in await runner.list()}
+    runner, builds = await _builds(agent)
     known = set()
     for found in agent.shop.journal.recover():
         assignment_id = found.assign.assignment_id
@@ -24,9 +23,18 @@ async def recover(agent: Agent) -> None:
         known.add(assignment_id)
         logger.info("taken up", assignment_id=assignment_id, at_runner=assignment_id in builds)
         agent.recover(found, at_runner=assignment_id in builds)
-    for assignment_id in builds.keys() - known:
+    for assignment_id in builds - known:
         logger.warning("a build that no journal names is ended", assignment_id=assignment_id)
         await _end(runner, assignment_id)
+
+
+async def _builds(agent: Agent) -> tuple[RunnerClient, set[str]]:
+    while True:
+        runner = await agent.shop.runner.client()
+        try:
+            return runner, {build.assignment_id for build in await runner.list()}
+        except RunnerGone:
+            logger.warning("the build runner died while the agent started")
 
 
 async def _end(runner: RunnerClient, assignment_id: str) -> None:
@@ -34,5 +42,5 @@ async def _end(runner: RunnerClient, assignment_id: str) -> None:
         await runner.kill(assignment_id)
         await runner.wait(assignment_id)
         await runner.forget(assignment_id)
-    except RunnerRefused as error:
+    except (RunnerGone, RunnerRefused) as error:
         logger.warning("a build could not be ended", assignment_id=assignment_id, error=str(error))

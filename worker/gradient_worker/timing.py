@@ -15,7 +15,6 @@ __all__ = [
     "HOST_FAILURE_WINDOW_SECS",
     "LOG_POLL_SECS",
     "PEERS_POLL_SECS",
-    "PROGRESS_REPORT_SECS",
 ]
 
 BACKOFF_FIRST_SECS = 1.0
@@ -50,9 +49,6 @@ GARBAGE_INTERVAL_SECS = 60.0
 
 GRANT_WAIT_SECS = 3600.0
 """Longest wait for the server's leave to transfer: its slots may be taken by other workers."""
-
-PROGRESS_REPORT_SECS = 1.0
-"""Progress is reported no more often than this."""
 
 ERROR_FLUSH_SECS = 1.0
 """How long an Error may take to leave before the stream is closed."""

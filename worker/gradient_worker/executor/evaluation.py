@@ -49,7 +49,7 @@ from gradient_worker.executor.stages import enter
 from gradient_worker.executor.workshop import Workshop
 from gradient_worker.queries import QueryRefusedError
 from gradient_worker.stores.base import PathInfo
-from gradient_worker.transfer import Downloaded, Lost
+from gradient_worker.transfer import Downloaded, Lost, Stalled
 
 __all__ = ["run_evaluation"]
 
@@ -108,8 +108,8 @@ async def _held_or_fetched(shop: Workshop, job: Job, path: str) -> PathInfo | Fa
             return info
         case Lost(reason=reason):
             return inputs_unavailable([path], reason)
-        case _:
-            return failure(FailureKind.TRANSIENT, f"fetching {path} made no progress")
+        case Stalled(reason=reason):
+            return failure(FailureKind.TRANSIENT, f"fetching {path} failed: {reason}")
 
 
 async def _fetch_from_git(shop: Workshop, job: Job, source: GitSource) -> tuple[PathInfo, str]:

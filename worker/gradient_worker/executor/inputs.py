@@ -12,15 +12,15 @@ import trio
 from gradient_protocol.kinds import FailureKind, SpanKind
 from gradient_protocol.messages.shapes import BuildInput
 
-from gradient_worker.executor.failure import Failure, inputs_unavailable
+from gradient_worker.executor.failure import Failure, failure, inputs_unavailable
 from gradient_worker.executor.spans import SpanLog
 from gradient_worker.stores.base import Store
 from gradient_worker.transfer import Downloaded, Lost, Stalled, Transfers
 
 __all__ = ["InputFetcher", "missing_inputs"]
 
-MAX_SIDE_BY_SIDE: Final = 8
-"""Downloads of one build at once."""
+MAX_SIDE_BY_SIDE: Final = 16
+"""Downloads of this worker at once: each may have a window of 4 MiB on its way."""
 
 Outcome = Downloaded | Lost | Stalled
 
@@ -45,6 +45,7 @@ class InputFetcher:
         self._store = store
         self._transfers = transfers
         self._measured = measured
+        self._places = trio.Semaphore(MAX_SIDE_BY_SIDE)
         self._running: dict[tuple[str, str], trio.Event] = {}
 
     async def fetch(self, assignment_id: str, inputs: Sequence[BuildInput], spans: SpanLog) -> Failure | None:
@@ -52,11 +53,9 @@ class InputFetcher:
         missing = missing_inputs(self._store, inputs)
         started, began = spans.now(), trio.current_time()
         outcomes: list[Outcome] = []
-        places = trio.Semaphore(MAX_SIDE_BY_SIDE)
 
         async def one(wanted: BuildInput) -> None:
-            async with places:
-                outcome = await self._fetch_shared(assignment_id, wanted, spans)
+            outcome = await self._fetch_shared(assignment_id, wanted, spans)
             if outcome is not None:
                 outcomes.append(outcome)
 
@@ -69,10 +68,10 @@ class InputFetcher:
         spans.add(
             SpanKind.PREFETCH, started, nar_bytes=nar_bytes, stored_bytes=stored_bytes, paths=len(loaded)
         )
-        failure = _failure(outcomes)
-        if failure is None:
+        failed = _failure(outcomes)
+        if failed is None:
             self._measured(nar_bytes, trio.current_time() - began)
-        return failure
+        return failed
 
     async def _fetch_shared(self, assignment_id: str, wanted: BuildInput, spans: SpanLog) -> Outcome | None:
         """None where another build fetched it meanwhile."""
@@ -84,7 +83,8 @@ class InputFetcher:
                 continue
             self._running[key] = trio.Event()
             try:
-                return await self._transfers.download(assignment_id, wanted.path, wanted.nar_hash, spans)
+                async with self._places:
+                    return await self._transfers.download(assignment_id, wanted.path, wanted.nar_hash, spans)
             finally:
                 self._running.pop(key).set()
         return None
@@ -94,8 +94,8 @@ def _failure(outcomes: Sequence[Outcome]) -> Failure | None:
     lost = [outcome for outcome in outcomes if isinstance(outcome, Lost)]
     if lost:
         return inputs_unavailable([outcome.path for outcome in lost], lost[0].reason)
-    stalled = [outcome.path for outcome in outcomes if isinstance(outcome, Stalled)]
+    stalled = [outcome for outcome in outcomes if isinstance(outcome, Stalled)]
     if stalled:
-        text = f"fetching {stalled[0]} made no progress"
-        return Failure(FailureKind.TRANSIENT, text)
+        text = f"fetching {stalled[0].path} failed: {stalled[0].reason}"
+        return failure(FailureKind.TRANSIENT, text)
     return None

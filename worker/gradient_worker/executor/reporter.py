@@ -72,6 +72,11 @@ class Reporter:
         return self._final_seq is not None and self._sent >= self._final_seq
 
     @property
+    def last_due(self) -> int:
+        """The `seq` of the report that `due` gave last."""
+        return self._sent
+
+    @property
     def final_acknowledged(self) -> bool:
         """Whether the server has everything of this job."""
         return self._final_seq is not None and self._acknowledged >= self._final_seq

@@ -44,7 +44,7 @@ class Transfers:
         self, assignment_id: str, path: str, nar_hash: str | None, spans: SpanLog
     ) -> Downloaded | Lost | Stalled:
         """Fetch a path into the store. `nar_hash`: what the job says it must be, where it says so."""
-        last: Lost | Stalled = Stalled(path)
+        last: Lost | Stalled = Stalled(path, "not tried")
         for _ in range(MAX_TRIES):
             started = spans.now()
             outcome = await self._download_on_some_wire(assignment_id, path, nar_hash)

@@ -49,8 +49,10 @@ class Download:
             header = await self._mailbox.receive()
         if header is None:
             return self._abort_stalled()
-        if isinstance(header, NarUnavailable | NarAbort):
+        if isinstance(header, NarUnavailable):
             return Lost(self._path, header.reason)
+        if isinstance(header, NarAbort):
+            return Stalled(self._path, f"the server broke it off: {header.reason}")
         if not isinstance(header, NarStreamHeader) or header.path != self._path or header.offset:
             return self._abort_damaged("the server answered with something else")
         if self._nar_hash is not None and header.nar_hash != self._nar_hash:
@@ -80,8 +82,10 @@ class Download:
             batch = await self._next_batch()
             if batch is None:
                 return self._abort_stalled()
-            if not all(isinstance(push, NarPush) for push in batch):
-                return Lost(self._path, "the server broke the transfer off", damaged=True)
+            broken_off = next((one for one in batch if not isinstance(one, NarPush)), None)
+            if broken_off is not None:
+                why = broken_off.reason if isinstance(broken_off, NarAbort | NarUnavailable) else "no reason"
+                return Stalled(self._path, f"the server broke it off: {why}")
             pushes = [push for push in batch if isinstance(push, NarPush)]
             for push in pushes:
                 if push.offset != received:
@@ -115,7 +119,7 @@ class Download:
 
     def _abort_stalled(self) -> Stalled:
         self._wire.send(NarAbort(transfer_id=self._id, reason="no progress"))
-        return Stalled(self._path)
+        return Stalled(self._path, f"no byte came for {TRANSFER_STALL_SECS:g} s")
 
     def _abort_damaged(self, reason: str) -> Lost:
         self._wire.send(NarAbort(transfer_id=self._id, reason=reason))

@@ -27,9 +27,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """No byte moved for 60 s, however often it was tried."""
+    """The transfer came to nothing, however often it was tried, through no fault of the path."""
 
     path: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
