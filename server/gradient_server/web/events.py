@@ -1,0 +1,180 @@
+"""What happens to one evaluation, as server-sent events (`gradient build` shows it).
+
+First a `snapshot`, then what changes: `build`, `stage`, `note`, `log`; at last `evaluation` with a
+final status, and the end. A reader that lags behind gets a fresh `snapshot` for what it has missed.
+Logs and stages are looked at a few times a second, and only where somebody watches.
+"""
+
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+
+from gradient_server.domain.events import BuildChanged, EvaluationChanged, LogGrew, NoteAdded
+from gradient_server.domain.job import build_key
+from gradient_server.domain.status import EvaluationStatus
+from gradient_server.graph.views import EvaluationView, evaluation_view
+from gradient_server.net.services import Services
+from gradient_server.storage.durable import StorageError
+from gradient_server.web.evaluation_views import snapshot_answer, stage_of
+from gradient_server.web.hub import Hub, Watcher, WatchEvent
+from gradient_server.web.log_lines import last_line
+
+__all__ = ["event_stream", "sse"]
+
+log = structlog.get_logger(__name__)
+
+# How often logs and stages are looked at: at most 4 lines a second for each job.
+LOOK_EVERY_SECS: Final = 0.25
+# How long an unchanged stream is silent before a comment keeps it alive, and the state is compared.
+KEEP_ALIVE_SECS: Final = 15.0
+# A reader that lags behind gets snapshots this far apart.
+SNAPSHOT_EVERY_SECS: Final = 1.0
+# Logs looked at together.
+LOGS_AT_ONCE: Final = 8
+TAIL_BYTES: Final = 8 * 1024
+
+Json = dict[str, Any]
+
+
+def sse(name: str, data: Json) -> bytes:
+    """One event on the wire."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
+
+
+async def event_stream(services: Services, hub: Hub, evaluation: str) -> AsyncGenerator[bytes, None]:
+    """Ends after the final `evaluation` event, or when the server stops."""
+    with hub.watch(evaluation) as watcher:
+        stream = _Stream(services, watcher)
+        async for chunk in stream.run():
+            yield chunk
+
+
+class _Stream:
+    """One reader's stream. `stages` are those it was told, by job key."""
+
+    def __init__(self, services: Services, watcher: Watcher) -> None:
+        self._services = services
+        self._watcher = watcher
+        self._stages: dict[str, str | None] = {}
+        self._is_final = False
+
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """The chunks of the answer."""
+        while not self._is_final and not self._services.draining.is_set():
+            view = await self._view()
+            if view is None:  # an evaluation that was deleted while somebody looked
+                return
+            yield self._snapshot(view)
+            summary = view.summary
+            if EvaluationStatus(summary.status).is_final:
+                yield sse("evaluation", {"status": summary.status, "error": summary.error})
+                return
+            async for chunk in self._changes():
+                yield chunk
+
+    async def _view(self) -> EvaluationView | None:
+        evaluation = self._watcher.evaluation
+        # From here on events count; some of them may be older than what is read now, none is missed.
+        self._watcher.found()
+        return await self._services.database.read(lambda connection: evaluation_view(connection, evaluation))
+
+    def _snapshot(self, view: EvaluationView) -> bytes:
+        answer = snapshot_answer(view, self._services.scheduler)
+        for build in answer.builds:
+            self._watcher.note_running(build.id, build.name, build.status)
+            if build.stage is not None:
+                self._stages[build_key(build.id)] = build.stage
+        return sse("snapshot", answer.model_dump())
+
+    async def _changes(self) -> AsyncGenerator[bytes, None]:
+        """Events until the last, or until a fresh snapshot is needed."""
+        watcher, clock = self._watcher, self._services.clock
+        began = told_at = clock.monotonic()
+        while not self._services.draining.is_set():
+            await watcher.wait(LOOK_EVERY_SECS)
+            for event in watcher.take():
+                yield self._event(event)
+                told_at = clock.monotonic()
+                if self._is_final:
+                    return
+            if watcher.lost:
+                await trio.sleep(max(0.0, began + SNAPSHOT_EVERY_SECS - clock.monotonic()))
+                return
+            for chunk in [*self._new_stages(), *await self._new_lines()]:
+                yield chunk
+                told_at = clock.monotonic()
+            if clock.monotonic() - told_at >= KEEP_ALIVE_SECS:
+                if await self._has_ended():
+                    return
+                yield b": still here\n\n"
+                told_at = clock.monotonic()
+
+    def _event(self, event: WatchEvent) -> bytes:
+        if isinstance(event, BuildChanged):
+            self._watcher.note_running(event.build, event.name, event.status)
+            if event.status != "Assigned":
+                self._stages.pop(build_key(event.build), None)
+            return sse(
+                "build",
+                {
+                    "id": event.build,
+                    "name": event.name,
+                    "attr": event.attr,
+                    "status": event.status,
+                    "worker": event.worker,
+                    "error": event.error,
+                },
+            )
+        if isinstance(event, NoteAdded):
+            return sse("note", {"level": event.level, "source": event.source, "message": event.message})
+        assert isinstance(event, EvaluationChanged)
+        self._is_final = EvaluationStatus(event.status).is_final
+        return sse("evaluation", {"status": event.status, "error": event.error})
+
+    def _new_stages(self) -> Iterator[bytes]:
+        scheduler = self._services.scheduler
+        for job_key, name in self._watcher.running.items():
+            stage = stage_of(scheduler, job_key)
+            if stage is None or self._stages.get(job_key) == stage:
+                continue
+            self._stages[job_key] = stage
+            worker = scheduler.pool.by_job[job_key].worker_name
+            build = job_key.partition(":")[2]
+            yield sse("stage", {"id": build, "name": name, "worker": worker, "stage": stage})
+
+    async def _new_lines(self) -> list[bytes]:
+        watcher = self._watcher
+        if not watcher.grown:
+            return []
+        grown = [watcher.grown.pop(job_key) for job_key in list(watcher.grown)[:LOGS_AT_ONCE]]
+        lines = await trio.to_thread.run_sync(self._read_lines, grown, limiter=self._services.log_threads)
+        return [
+            sse("log", {"job": job_key, "name": watcher.running[job_key], "line": line})
+            for job_key, line in lines.items()
+            if job_key in watcher.running
+        ]
+
+    def _read_lines(self, grown: list[LogGrew]) -> dict[str, str]:
+        """The last complete line of each, by job key."""
+        found: dict[str, str] = {}
+        for event in grown:
+            begin = max(0, event.log_bytes - TAIL_BYTES)
+            try:
+                tail = self._services.logs.read(event.assignment_id, begin, TAIL_BYTES)
+            except StorageError as error:
+                # The log is for people to look at; the build goes on.
+                log.warning("a log cannot be shown", assignment=event.assignment_id, reason=str(error))
+                continue
+            line = last_line(tail)
+            if line is not None:
+                found[event.job_id] = line
+        return found
+
+    async def _has_ended(self) -> bool:
+        """Whether it ended without a word here: another instance may have taken it over."""
+        evaluation = self._watcher.evaluation
+        view = await self._services.database.read(lambda connection: evaluation_view(connection, evaluation))
+        return view is None or EvaluationStatus(view.summary.status).is_final

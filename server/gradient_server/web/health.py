@@ -1,0 +1,57 @@
+"""Is the process there, and can it work (operations.md, HTTP)."""
+
+from http import HTTPStatus
+from typing import Final
+
+import trio
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from gradient_server.db.errors import DatabaseError
+from gradient_server.db.migrate import current_revision, newest_revision
+from gradient_server.net.services import Services
+from gradient_server.web.state import WebDep
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["health"])
+
+DATABASE_SECS: Final = 5.0
+
+
+class Health(BaseModel):
+    """`ok`, or what is wrong."""
+
+    status: str
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """The process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"model": Health}})
+async def readyz(web: WebDep, response: Response) -> Health:
+    """The database is reachable and at this version's schema, the loops run, no stop is under way."""
+    problem = await _problem(web.services)
+    if problem is not None:
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    return Health(status=problem or "ok")
+
+
+async def _problem(services: Services) -> str | None:
+    # A loop that fails ends the process; what answers here has all of them.
+    if services.draining.is_set():
+        return "the server is stopping"
+    revision: str | None = None
+    with trio.move_on_after(DATABASE_SECS) as scope:
+        try:
+            revision = await services.database.read(current_revision)
+        except DatabaseError as error:
+            return f"the database is not reachable: {error}"
+    if scope.cancelled_caught:
+        return f"the database did not answer within {DATABASE_SECS:.0f} s"
+    if revision != newest_revision():
+        return "the database is not at this version's schema: run gradient-server migrate"
+    return None
