@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-
 from gradient_protocol.kinds import JobKind, JobStage
 from gradient_protocol.limits import MAX_WINDOW_CANDIDATES
 

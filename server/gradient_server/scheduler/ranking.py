@@ -4,7 +4,6 @@ Every eligible job is ranked. What the policy holds for want of a score cannot w
 points, so it is left out before the points are counted; in a busy pool that is most of the queue.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +64,7 @@ class Ranking:
         wins = scores.wins
         chosen = best(scores.total, wins, job_ids)
         top = in_order(scores.total, job_ids, np.arange(len(rows)), _RECORDED)
+        vetoed = 0 if scores.vetoed is None else int(np.count_nonzero(scores.vetoed))
         decision = Decision(
             at=now,
             worker_id=worker.id,
@@ -73,8 +73,8 @@ class Ranking:
             chosen=None if chosen is None else job_ids[chosen],
             eligible=eligible,
             unscored=eligible - len(rows),
-            vetoed=int(scores.vetoed.sum()),
-            below_floor=int((~scores.vetoed & ~wins).sum()),
+            vetoed=vetoed,
+            below_floor=len(rows) - vetoed - int(np.count_nonzero(wins)),
             best=tuple(_considered(candidates[place], scores, place) for place in top),
         )
         if chosen is None:
@@ -243,11 +243,10 @@ class _Reported:
 
 
 def _considered(tracked: Tracked, scores: Scores, place: int) -> Considered:
-    points: Sequence[float] = scores.points[:, place].tolist()
     return Considered(
         job_id=tracked.job.job_id,
         name=tracked.job.name,
         total=float(scores.total[place]),
-        rules=dict(zip(scores.rule_names, points, strict=True)),
-        vetoes=tuple(name for name, flags in scores.holds if flags[place]),
+        rules=scores.points_of(place),
+        vetoes=scores.vetoes_of(place),
     )

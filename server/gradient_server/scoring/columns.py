@@ -7,6 +7,7 @@ what one worker reported, and is what rules read. Unknown is NaN.
 
 import enum
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -16,10 +17,13 @@ from gradient_protocol.kinds import EvalStep, JobKind
 from gradient_server.domain.job import PendingJob
 from gradient_server.scoring.contexts import NAN, HistoryPrediction
 
-__all__ = ["Field", "Flags", "JobColumns", "Vector", "field_values"]
+__all__ = ["Field", "Flags", "JobColumns", "Points", "Vector", "at", "field_values", "filled"]
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 """One float64 for each candidate: points, or a context field (NaN unknown)."""
+
+Points: TypeAlias = Vector | float
+"""A vector, or one number that holds for every candidate."""
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 """One bool for each candidate."""
@@ -102,14 +106,30 @@ def field_values(job: PendingJob, history: HistoryPrediction | None = None) -> l
     ]
 
 
+def at(values: Points, index: int) -> float:
+    """One candidate's value."""
+    return values if isinstance(values, float) else float(values[index])
+
+
+def filled(values: Vector, fallback: float) -> tuple[Points, Flags]:
+    """`values` with `fallback` for what is unknown, and what was; a number where nothing is known."""
+    unknown: Flags = np.isnan(values)
+    if not unknown.any():
+        return values, unknown
+    if unknown.all():
+        return fallback, unknown
+    return np.where(unknown, fallback, values), unknown
+
+
 class JobColumns:
     """The candidates of one decision, as rules read them: n jobs, every vector of length n.
 
     `matrix` is (len(Field), n). `missing_count`, `missing_nar_size` (bytes) and `outputs_present`
     are the asking worker's scores; NaN (and False) where it reported none. `now` is wall time.
-    """
 
-    __slots__ = ("_memo", "matrix", "missing_count", "missing_nar_size", "now", "outputs_present")
+    A queue is mostly of one sort, so what is the same for all (every one a build, nothing present)
+    is found once and spares the rules their case by case.
+    """
 
     def __init__(
         self,
@@ -126,7 +146,8 @@ class JobColumns:
         self.missing_count = np.full(size, NAN) if missing_count is None else missing_count
         self.missing_nar_size = np.full(size, NAN) if missing_nar_size is None else missing_nar_size
         self.outputs_present = np.zeros(size, np.bool_) if outputs_present is None else outputs_present
-        self._memo: dict[str, object] = {}
+        # What rules share within one decision, by name; for one worker and one instance.
+        self.memo: dict[str, object] = {}
 
     @classmethod
     def of(
@@ -155,30 +176,61 @@ class JobColumns:
         flags: Flags = self.matrix[name] > 0.0
         return flags
 
-    @property
+    @cached_property
     def is_build(self) -> Flags:
         """Builds, as opposed to evaluations."""
         return self.flag(Field.IS_BUILD)
+
+    @cached_property
+    def all_builds(self) -> bool:
+        """Whether there is no evaluation among them."""
+        return bool(self.is_build.all())
+
+    @cached_property
+    def any_build(self) -> bool:
+        """Whether there is a build among them."""
+        return self.all_builds or bool(self.is_build.any())
+
+    @cached_property
+    def any_present(self) -> bool:
+        """Whether the worker holds every output of one of them."""
+        return bool(self.outputs_present.any())
+
+    @cached_property
+    def substituted(self) -> Flags | None:
+        """Builds whose outputs are fetched and not built; None for none."""
+        flags: Flags = ~np.isnan(self.matrix[Field.SUBSTITUTE_OUTPUTS])
+        return flags & self.is_build if flags.any() else None
+
+    @cached_property
+    def built(self) -> Flags | None:
+        """Builds that will really run; None for all."""
+        if self.all_builds and not self.any_present and self.substituted is None:
+            return None
+        flags: Flags = self.is_build & ~self.outputs_present
+        return flags if self.substituted is None else flags & ~self.substituted
 
     def history(self, name: Field) -> Vector:
         """A field of the build history: unknown where the worker holds every output.
 
         Such a worker will build nothing (scoring.md, `build_history`).
         """
+        if not self.any_present:
+            return self.field(name)
         return np.where(self.outputs_present, NAN, self.matrix[name])
 
-    @property
+    @cached_property
     def output_bytes(self) -> Vector:
         """Bytes to upload: the job's own outputs where all are known, else the history's mean."""
-        own = self.matrix[Field.OUTPUT_SIZE]
-        return np.where(np.isnan(own), self.history(Field.HISTORY_OUTPUT_NAR_SIZE), own)
+        own = self.field(Field.OUTPUT_SIZE)
+        unknown = np.isnan(own)
+        if not unknown.any():
+            return own
+        return np.where(unknown, self.history(Field.HISTORY_OUTPUT_NAR_SIZE), own)
 
-    @property
+    @cached_property
     def predicted_peak_ram_mb(self) -> Vector:
         """The larger of the history's p95 and the peak kept on the build itself."""
-        return np.fmax(self.history(Field.HISTORY_PEAK_RAM_MB), self.history(Field.BUILD_PEAK_RAM_MB))
-
-    @property
-    def memo(self) -> dict[str, object]:
-        """What rules share within one decision, by name; for one worker and one instance."""
-        return self._memo
+        own = self.history(Field.BUILD_PEAK_RAM_MB)
+        past = self.history(Field.HISTORY_PEAK_RAM_MB)
+        return past if np.isnan(own).all() else np.fmax(past, own)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Field, Flags, JobColumns, Points, at, filled
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext, first_known
 from gradient_server.scoring.weights import (
     BUILD_CONTENTION_PER_BUILD,
@@ -77,33 +77,40 @@ def _secs_per_byte(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds, each part a vector of n. The masks tell where a fallback was used."""
+    """Seconds, each part for every candidate. The masks tell where a fallback was used."""
 
-    download: Vector
-    paths: Vector
-    run: Vector
-    oom_retry: Vector
-    upload: Vector
-    total: Vector
+    download: Points
+    paths: Points
+    run: Points
+    oom_retry: Points
+    upload: Points
+    total: Points
     missing_unknown: Flags
     history_unknown: Flags
+    built: Flags | None
     links: Links
 
     def detail(self, index: int) -> dict[str, object]:
         """One candidate's parts in seconds and the fallbacks used, as it is recorded."""
         fallbacks = list(self.links.fallbacks)
-        if self.missing_unknown[index]:
+        built = self.built is None or bool(self.built[index])
+        if built and self.missing_unknown[index]:
             fallbacks.append("missing")
-        if self.history_unknown[index]:
+        if built and self.history_unknown[index]:
             fallbacks.append("history")
-        parts = ("download", "paths", "run", "oom_retry", "upload", "total")
-        detail: dict[str, object] = {f"{part}_secs": _finite(getattr(self, part)[index]) for part in parts}
-        detail["fallbacks"] = fallbacks
-        return detail
+        return {
+            "download_secs": _finite(at(self.download, index)),
+            "paths_secs": _finite(at(self.paths, index)),
+            "run_secs": _finite(at(self.run, index)),
+            "oom_retry_secs": _finite(at(self.oom_retry, index)),
+            "upload_secs": _finite(at(self.upload, index)),
+            "total_secs": _finite(at(self.total, index)),
+            "fallbacks": fallbacks,
+        }
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def estimate_of(columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Estimate:
@@ -118,30 +125,25 @@ def estimate_of(columns: JobColumns, worker: WorkerContext, instance: InstanceCo
 
 def _estimate(columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Estimate:
     links = Links.of(worker, instance)
-    is_build, present = columns.is_build, columns.outputs_present
-    substitutes = columns.field(Field.SUBSTITUTE_OUTPUTS)
-    substituted = ~np.isnan(substitutes) & is_build & ~present
-    built = is_build & ~present & ~substituted
-    output_bytes = np.nan_to_num(columns.output_bytes, nan=0.0, posinf=0.0, neginf=0.0)
-
-    missing_unknown = np.isnan(columns.missing_nar_size)
+    output_bytes, _ = filled(columns.output_bytes, 0.0)
     unknown_bytes = first_known(instance.nar_size_mb.w1h, 0.0) * _BYTES_PER_MIB
-    missing_bytes = np.where(missing_unknown, unknown_bytes, columns.missing_nar_size)
-    unknown_count = first_known(instance.missing_paths.w1h, 0.0)
-    missing_count = np.where(np.isnan(columns.missing_count), unknown_count, columns.missing_count)
-    per_path_secs = first_known(instance.per_path_secs, PER_PATH_FALLBACK_SECS)
+    missing_bytes, missing_unknown = filled(columns.missing_nar_size, unknown_bytes)
+    missing_count, _ = filled(columns.missing_count, first_known(instance.missing_paths.w1h, 0.0))
 
-    download = np.where(built, _transfer(missing_bytes, links.download_secs_per_byte), 0.0)
-    paths = np.where(built, missing_count * per_path_secs, 0.0)
-    if substituted.any():
-        fetch, fetch_paths = _substitution(substitutes, output_bytes, links, instance)
+    built = columns.built
+    download = _where(built, _transfer(missing_bytes, links.download_secs_per_byte))
+    paths = _where(built, missing_count * first_known(instance.per_path_secs, PER_PATH_FALLBACK_SECS))
+    if columns.substituted is not None:
+        substituted = columns.substituted & ~columns.outputs_present
+        fetch, fetch_paths = _substitution(columns, output_bytes, links, instance)
         download = np.where(substituted, fetch, download)
         paths = np.where(substituted, fetch_paths, paths)
-
+    runs = None if built is None else built | ~columns.is_build
     run, history_unknown = _run_secs(columns, worker, instance)
-    run = np.where(substituted | present, 0.0, run)
+    run = _where(runs, run)
     oom_retry = _oom_chance(columns, worker) * run
-    upload = np.where(is_build, _transfer(output_bytes, links.upload_secs_per_byte), 0.0)
+    is_build = None if columns.all_builds else columns.is_build
+    upload = _where(is_build, _transfer(output_bytes, links.upload_secs_per_byte))
     return Estimate(
         download=download,
         paths=paths,
@@ -149,52 +151,63 @@ def _estimate(columns: JobColumns, worker: WorkerContext, instance: InstanceCont
         oom_retry=oom_retry,
         upload=upload,
         total=download + paths + run + oom_retry + upload,
-        missing_unknown=missing_unknown & built,
-        history_unknown=history_unknown & ~(substituted | present),
+        missing_unknown=missing_unknown,
+        history_unknown=history_unknown,
+        built=built,
         links=links,
     )
 
 
-def _transfer(size_bytes: Vector, secs_per_byte: float) -> Vector:
+def _where(mask: Flags | None, values: Points) -> Points:
+    """`values` where the mask says so, elsewhere 0; None says so everywhere."""
+    return values if mask is None else np.where(mask, values, 0.0)
+
+
+def _transfer(size_bytes: Points, secs_per_byte: float) -> Points:
     if math.isinf(secs_per_byte):
-        return np.where(size_bytes > 0.0, math.inf, 0.0)
+        return np.where(np.asarray(size_bytes) > 0.0, math.inf, 0.0)
     return size_bytes * secs_per_byte
 
 
 def _substitution(
-    outputs: Vector, output_bytes: Vector, links: Links, instance: InstanceContext
-) -> tuple[Vector, Vector]:
+    columns: JobColumns, output_bytes: Points, links: Links, instance: InstanceContext
+) -> tuple[Points, Points]:
     """Seconds for the bytes and for the paths of a substitution."""
     cost = instance.substitute_cost
     if cost is None:
-        return _transfer(output_bytes, links.download_secs_per_byte), np.zeros_like(output_bytes)
+        return _transfer(output_bytes, links.download_secs_per_byte), 0.0
+    outputs = columns.field(Field.SUBSTITUTE_OUTPUTS)
     return output_bytes / _BYTES_PER_MB * cost.secs_per_mb, outputs * cost.per_path_secs
 
 
-def _run_secs(columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> tuple[Vector, Flags]:
+def _run_secs(columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> tuple[Points, Flags]:
     """Seconds of the run itself, and where no history told them."""
-    uncontended = columns.history(Field.HISTORY_UNCONTENDED_MS)
-    unknown = np.isnan(uncontended)
-    # Evaluations differ too much for a fleet mean to say anything.
-    fallback = np.where(columns.is_build, first_known(instance.mean_build_time_ms, 0.0), 0.0)
-    worker_score = first_known(worker.metrics.cpu_core_score, instance.cpu_core_score_mean)
+    fallback = first_known(instance.mean_build_time_ms, 0.0) if columns.any_build else 0.0
+    run, unknown = filled(columns.history(Field.HISTORY_UNCONTENDED_MS), fallback)
+    if columns.any_build and not columns.all_builds:
+        # Evaluations differ too much for a fleet mean to say anything.
+        run = np.where(unknown & ~columns.is_build, 0.0, run)
     contention = 1.0 + BUILD_CONTENTION_PER_BUILD * worker.metrics.running_builds
-    run = np.where(unknown, fallback, uncontended) * (contention / 1000.0)
-    if math.isnan(worker_score) or worker_score <= 0.0:
+    run = run * (contention / 1000.0)
+    worker_score = first_known(worker.metrics.cpu_core_score, instance.cpu_core_score_mean)
+    if math.isnan(worker_score):
         return run, unknown
-    built_by = columns.history(Field.HISTORY_CORE_SCORE)
-    built_by = np.where(np.isnan(built_by), instance.cpu_core_score_mean, built_by)
+    # Where neither is known, the ratio is 1.
+    mean = first_known(instance.cpu_core_score_mean, worker_score)
+    built_by, _ = filled(columns.history(Field.HISTORY_CORE_SCORE), mean)
     ratio = np.minimum(np.maximum(built_by / worker_score, CORE_SCORE_RATIO_MIN), CORE_SCORE_RATIO_MAX)
-    return run * np.where(np.isnan(ratio), 1.0, ratio), unknown
+    return run * ratio, unknown
 
 
-def _oom_chance(columns: JobColumns, worker: WorkerContext) -> Vector:
+def _oom_chance(columns: JobColumns, worker: WorkerContext) -> Points:
     """How likely the run ends in an out-of-memory kill, 0 to 1."""
-    rate = np.nan_to_num(columns.history(Field.HISTORY_OOM_RATE), nan=0.0)
+    rate, _ = filled(columns.history(Field.HISTORY_OOM_RATE), 0.0)
     free = worker.metrics.ram_free_mb
-    if math.isnan(free):
+    over: Flags = columns.predicted_peak_ram_mb > free
+    if not over.any():
         return np.minimum(rate, 1.0)
-    peak = columns.predicted_peak_ram_mb
-    over = (peak - free) / free if free > 0.0 else np.where(peak > 0.0, 1.0, 0.0)
-    overshoot = np.minimum(np.fmax(over, 0.0), 1.0)
+    if free > 0.0:
+        overshoot = np.minimum(np.fmax((columns.predicted_peak_ram_mb - free) / free, 0.0), 1.0)
+    else:
+        overshoot = np.where(over, 1.0, 0.0)
     return np.minimum(rate + overshoot, 1.0)

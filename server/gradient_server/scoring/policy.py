@@ -1,6 +1,6 @@
 """Policies: tables of rules, and the sum of them (scoring.md, "Traits"; policies.md, tables)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from gradient_server.scoring.breakdown import ScoreBreakdown
-from gradient_server.scoring.columns import Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Flags, JobColumns, Points, Vector, at
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.estimate import Estimate
 from gradient_server.scoring.rule import Rule
@@ -54,30 +54,37 @@ class RuleSpec:
 class Scores:
     """What a policy says of n candidates: totals, holds, and the points of each rule.
 
-    `points` is (rules, n), in the order of `rule_names`; `holds` names each rule that can hold and
-    its vector.
+    `points` is in the order of `rule_names`; `holds` names each rule that holds some, and whom;
+    `vetoed` is None where nobody is held.
     """
 
     rule_names: tuple[str, ...]
-    points: Vector
+    points: tuple[Points, ...]
     total: Vector
-    vetoed: Flags
+    vetoed: Flags | None
     holds: tuple[tuple[str, Flags], ...]
     estimate: Estimate | None
 
     @property
     def wins(self) -> Flags:
         """Unvetoed and not below the floor."""
-        flags: Flags = ~self.vetoed & (self.total >= ASSIGN_FLOOR)
-        return flags
+        flags: Flags = self.total >= ASSIGN_FLOOR
+        return flags if self.vetoed is None else flags & ~self.vetoed
+
+    def points_of(self, index: int) -> dict[str, float]:
+        """One candidate's points by rule."""
+        return {name: at(points, index) for name, points in zip(self.rule_names, self.points, strict=True)}
+
+    def vetoes_of(self, index: int) -> tuple[str, ...]:
+        """The rules that hold one candidate."""
+        return tuple(name for name, flags in self.holds if flags[index])
 
     def breakdown(self, index: int) -> ScoreBreakdown:
         """One candidate's points by rule, total, vetoes and estimate."""
-        points = self.points[:, index].tolist()
         return ScoreBreakdown(
-            rules=dict(zip(self.rule_names, points, strict=True)),
+            rules=self.points_of(index),
             total=float(self.total[index]),
-            vetoes=tuple(name for name, flags in self.holds if flags[index]),
+            vetoes=self.vetoes_of(index),
             estimate=None if self.estimate is None else self.estimate.detail(index),
         )
 
@@ -130,24 +137,23 @@ class RulePolicy:
 
     def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
         """The totals, one for each candidate."""
-        totals: Vector = self._points(columns, worker, instance).sum(axis=0)
-        return totals
+        return _sum((rule.score(columns, worker, instance) for rule in self.rules), len(columns))
 
     def score_detailed(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Scores:
         """The same totals with every rule's part and the vetoes."""
-        points = self._points(columns, worker, instance)
-        vetoed = np.zeros(len(columns), np.bool_)
+        points = tuple(rule.score(columns, worker, instance) for rule in self.rules)
+        vetoed: Flags | None = None
         holds: list[tuple[str, Flags]] = []
         for rule in self.rules:
             flags = rule.veto(columns, worker, instance)
             if flags is not None:
                 holds.append((rule.name, flags))
-                vetoed |= flags
+                vetoed = flags if vetoed is None else vetoed | flags
         estimate = columns.memo.get("estimate")
         return Scores(
             rule_names=self._names,
             points=points,
-            total=points.sum(axis=0),
+            total=_sum(points, len(columns)),
             vetoed=vetoed,
             holds=tuple(holds),
             estimate=estimate if isinstance(estimate, Estimate) else None,
@@ -164,11 +170,23 @@ class RulePolicy:
                 held = flags if held is None else held | flags
         return held
 
-    def _points(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
-        points = np.empty((len(self.rules), len(columns)))
-        for row, rule in enumerate(self.rules):
-            points[row] = rule.score(columns, worker, instance)
-        return points
+
+def _sum(points: Iterable[Points], size: int) -> Vector:
+    """The totals of `size` candidates; what is the same for all is added last."""
+    total: Vector | None = None
+    same = 0.0
+    for part in points:
+        if isinstance(part, float):
+            same += part
+        elif total is None:
+            total = part.copy()
+        else:
+            total += part
+    if total is None:
+        return np.full(size, same)
+    if same:
+        total += same
+    return total
 
 
 def simple_table() -> list[RuleSpec]:

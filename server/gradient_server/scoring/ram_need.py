@@ -7,23 +7,26 @@ worker holds, and fetches without a prediction.
 
 import numpy as np
 
-from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Field, JobColumns, Points, filled
 from gradient_server.scoring.contexts import InstanceContext
 from gradient_server.scoring.weights import RAM_FIT_HEADROOM
 
-__all__ = ["needed_to_start_mb", "negligible_ram"]
+__all__ = ["needed_to_start_mb"]
+
+_MEMO = "needed_to_start_mb"
 
 
-def negligible_ram(columns: JobColumns) -> Flags:
-    """Candidates that need no RAM worth reserving."""
-    unpredicted_fetch = columns.flag(Field.IS_FIXED_OUTPUT) & np.isnan(columns.predicted_peak_ram_mb)
-    substitution = ~np.isnan(columns.field(Field.SUBSTITUTE_OUTPUTS))
-    flags: Flags = ~columns.is_build | columns.outputs_present | substitution | unpredicted_fetch
-    return flags
-
-
-def needed_to_start_mb(columns: JobColumns, instance: InstanceContext) -> Vector:
-    """MB that must be available before the job starts; 0 for a negligible need."""
+def needed_to_start_mb(columns: JobColumns, instance: InstanceContext) -> Points:
+    """MB that must be available before the job starts; 0 for a negligible need. Once a decision."""
+    known = columns.memo.get(_MEMO)
+    if isinstance(known, np.ndarray | float):
+        return known
     predicted = np.ceil(columns.predicted_peak_ram_mb * RAM_FIT_HEADROOM)
-    need = np.where(np.isnan(predicted), instance.unmeasured_build_ram_mb, predicted)
-    return np.where(negligible_ram(columns), 0.0, need)
+    need, unpredicted = filled(predicted, instance.unmeasured_build_ram_mb)
+    fetches = columns.flag(Field.IS_FIXED_OUTPUT)
+    if fetches.any():
+        need = np.where(fetches & unpredicted, 0.0, need)
+    if columns.built is not None:
+        need = np.where(columns.built, need, 0.0)
+    columns.memo[_MEMO] = need
+    return need

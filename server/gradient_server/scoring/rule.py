@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from gradient_server.scoring.columns import Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Flags, JobColumns, Points
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 
 __all__ = ["Rule", "ScoreRule"]
@@ -18,12 +18,12 @@ class Rule(Protocol):
     holds_unscored: bool
     """The veto alone, without any score, is cheap enough to thin out candidates first."""
 
-    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
-        """Points, one for each candidate, all finite."""
+    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Points:
+        """Points for each candidate, all finite; one number where all get the same."""
         ...
 
     def veto(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Flags | None:
-        """True: not now, whatever the sum. None: the rule never holds."""
+        """True: not now, whatever the sum. None: the rule holds none of them."""
         ...
 
 

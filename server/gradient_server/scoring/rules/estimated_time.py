@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradient_server.scoring.columns import JobColumns, Vector
+from gradient_server.scoring.columns import JobColumns, Points
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.estimate import estimate_of
 from gradient_server.scoring.rule import ScoreRule
@@ -20,7 +20,7 @@ class EstimatedTimeRule(ScoreRule):
         "risk of running out of memory, upload of the outputs."
     )
 
-    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
+    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Points:
         """points_per_sec * (cap - min(estimate, cap)), never negative."""
         total = estimate_of(columns, worker, instance).total
         capped = np.minimum(total, ESTIMATED_TIME_CAP_SECS)

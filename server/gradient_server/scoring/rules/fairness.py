@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradient_server.scoring.columns import Field, JobColumns, Vector
+from gradient_server.scoring.columns import Field, JobColumns, Points, filled
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.rule import ScoreRule
 from gradient_server.scoring.weights import (
@@ -13,6 +13,10 @@ from gradient_server.scoring.weights import (
 )
 
 __all__ = ["FairShareRule", "QosRule"]
+
+
+# In the order of the fields, which lie side by side: prioritized, build request, imported derivation.
+_WEIGHTS = np.array([QOS_PRIORITIZED, QOS_BUILD_REQUEST, QOS_IFD])
 
 
 class QosRule(ScoreRule):
@@ -26,13 +30,11 @@ class QosRule(ScoreRule):
         columns: JobColumns,
         worker: WorkerContext,  # noqa: ARG002 - the same everywhere
         instance: InstanceContext,  # noqa: ARG002 - the interface of a rule
-    ) -> Vector:
+    ) -> Points:
         """prioritized + build request + imported derivation."""
-        return (
-            columns.field(Field.PRIORITIZED) * QOS_PRIORITIZED
-            + columns.field(Field.BUILD_REQUEST) * QOS_BUILD_REQUEST
-            + columns.field(Field.IFD) * QOS_IFD
-        )
+        flags = columns.matrix[Field.PRIORITIZED : Field.IFD + 1]
+        points: Points = _WEIGHTS @ flags
+        return points
 
 
 class FairShareRule(ScoreRule):
@@ -47,7 +49,7 @@ class FairShareRule(ScoreRule):
         columns: JobColumns,
         worker: WorkerContext,  # noqa: ARG002 - the same everywhere
         instance: InstanceContext,  # noqa: ARG002 - the interface of a rule
-    ) -> Vector:
+    ) -> Points:
         """-weight * share; nothing where the share is unknown."""
-        share = np.nan_to_num(columns.field(Field.PROJECT_WORK_SHARE), nan=0.0)
+        share, _ = filled(columns.field(Field.PROJECT_WORK_SHARE), 0.0)
         return share * -FAIR_SHARE_WEIGHT

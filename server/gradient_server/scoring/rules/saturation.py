@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Field, Flags, JobColumns, Points
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.ram_need import needed_to_start_mb
 from gradient_server.scoring.rule import ScoreRule
@@ -16,8 +16,6 @@ from gradient_server.scoring.weights import (
 )
 
 __all__ = ["ResourceSaturationRule"]
-
-_NEED = "ram_needed_to_start"
 
 
 class ResourceSaturationRule(ScoreRule):
@@ -35,10 +33,19 @@ class ResourceSaturationRule(ScoreRule):
         "now but will once running builds give their memory back."
     )
 
-    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
+    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Points:
         """0, or one or two penalties."""
-        signals = self._saturated(columns, worker).astype(np.float64)
-        signals += self._counts_as_unfit(columns, worker, instance)
+        if not columns.any_build:
+            return 0.0
+        saturated = self._saturated(columns, worker)
+        unfit = self._counts_as_unfit(columns, worker, instance)
+        if saturated is None and unfit is None:
+            return 0.0
+        signals = np.zeros(len(columns))
+        if saturated is not None:
+            signals += saturated
+        if unfit is not None:
+            signals += unfit
         return np.where(columns.is_build, signals * -RESOURCE_SATURATION_PENALTY, 0.0)
 
     def veto(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Flags | None:
@@ -46,51 +53,51 @@ class ResourceSaturationRule(ScoreRule):
         metrics = worker.metrics
         if not metrics.will_release_ram:
             return None
-        need = self._need(columns, instance)
-        fits_whole = ~(need > metrics.ram_total_mb)
-        flags: Flags = columns.is_build & self._unfit(need, worker) & fits_whole
-        return flags
+        unfit = self._unfit(columns, worker, instance)
+        if unfit is None:
+            return None
+        too_large = _over(needed_to_start_mb(columns, instance), metrics.ram_total_mb, len(columns))
+        return unfit & ~too_large
 
-    def _saturated(self, columns: JobColumns, worker: WorkerContext) -> Flags:
+    def _saturated(self, columns: JobColumns, worker: WorkerContext) -> Flags | None:
+        """Candidates that the host's load counts against; None for none."""
         metrics = worker.metrics
-        saturated = np.zeros(len(columns), np.bool_)
         if metrics.assigned_jobs <= 0:
-            return saturated
-        if (
-            metrics.ram_free_mb <= metrics.ram_total_mb * RAM_SATURATED_FREE_FRAC
-            or metrics.cpu_usage_pct >= CPU_SATURATED_PCT_BUILTIN
-        ):
-            saturated[:] = True
-        elif metrics.cpu_usage_pct >= CPU_SATURATED_PCT:
-            saturated = ~columns.flag(Field.BUILTIN)
-        return saturated
+            return None
+        low_ram = metrics.ram_free_mb <= metrics.ram_total_mb * RAM_SATURATED_FREE_FRAC
+        if low_ram or metrics.cpu_usage_pct >= CPU_SATURATED_PCT_BUILTIN:
+            return np.ones(len(columns), np.bool_)
+        if metrics.cpu_usage_pct >= CPU_SATURATED_PCT:
+            return ~columns.flag(Field.BUILTIN)
+        return None
 
-    def _need(self, columns: JobColumns, instance: InstanceContext) -> Vector:
-        known = columns.memo.get(_NEED)
-        if isinstance(known, np.ndarray):
-            return known
-        need = needed_to_start_mb(columns, instance)
-        columns.memo[_NEED] = need
-        return need
-
-    def _unfit(self, need: Vector, worker: WorkerContext) -> Flags:
+    def _unfit(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Flags | None:
+        """Candidates whose need is not available; None for none."""
         available = worker.metrics.ram_available_mb
         if math.isnan(available):
-            return np.zeros(len(need), np.bool_)
-        flags: Flags = (need > 0.0) & (need > available)
-        return flags
+            return None
+        need = needed_to_start_mb(columns, instance)
+        # What needs nothing fits always, whatever is overbooked.
+        unfit = _over(need, max(available, 0.0), len(columns))
+        return unfit if unfit.any() else None
 
     def _counts_as_unfit(
         self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext
-    ) -> Flags:
+    ) -> Flags | None:
         """Does not fit, the two exceptions for a worker without reservations taken off."""
         metrics = worker.metrics
-        need = self._need(columns, instance)
-        unfit = self._unfit(need, worker)
-        if metrics.will_release_ram or not unfit.any():
+        unfit = self._unfit(columns, worker, instance)
+        if unfit is None or metrics.will_release_ram:
             return unfit
+        need = needed_to_start_mb(columns, instance)
         pool_total = columns.field(Field.POOL_RAM_TOTAL_MB)
         largest = (need > pool_total) & ~(metrics.ram_total_mb < pool_total)
         nowhere = need > columns.field(Field.POOL_RAM_RELEASABLE_MB)
         flags: Flags = unfit & ~(largest | nowhere)
         return flags
+
+
+def _over(need: Points, limit: float, size: int) -> Flags:
+    """Whose need is above the limit; an unknown limit is above all."""
+    flags: Flags = np.broadcast_to(np.asarray(need) > limit, (size,))
+    return flags

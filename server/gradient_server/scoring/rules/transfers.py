@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Field, Flags, JobColumns, Points
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.rule import ScoreRule
 from gradient_server.scoring.weights import (
@@ -24,10 +24,10 @@ class ReserveFetchWorkersRule(ScoreRule):
     name = "ReserveFetchWorkersRule"
     description = "Lowers evaluations with a cached source on workers that can fetch, the busier the pool."
 
-    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Vector:
+    def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Points:
         """-penalty * (1 - idle / total) for a cached evaluation on a fetching worker."""
-        if not worker.fetch or instance.total_workers <= 0:
-            return np.zeros(len(columns))
+        if not worker.fetch or instance.total_workers <= 0 or columns.all_builds:
+            return 0.0
         busy_share = 1.0 - min(instance.idle_workers / instance.total_workers, 1.0)
         return columns.field(Field.CACHED_EVAL) * (-RESERVE_FETCH_PENALTY * busy_share)
 
@@ -46,12 +46,16 @@ class TransferLimitRule(ScoreRule):
         columns: JobColumns,
         worker: WorkerContext,  # noqa: ARG002 - the slots are the server's
         instance: InstanceContext,
-    ) -> Vector:
+    ) -> Points:
         """-hold for a build whose download or upload has no slot."""
+        no_download = 0 < instance.download_slots <= instance.downloads_in_flight
+        no_upload = 0 < instance.upload_slots <= instance.uploads_in_flight
+        if not no_download and not no_upload:
+            return 0.0
         held = np.zeros(len(columns), np.bool_)
-        if 0 < instance.download_slots <= instance.downloads_in_flight:
+        if no_download:
             held |= self._large_download(columns, instance)
-        if 0 < instance.upload_slots <= instance.uploads_in_flight:
+        if no_upload:
             held |= columns.output_bytes > SMALL_UPLOAD_BYTES
         return np.where(held & columns.is_build, -TRANSFER_LIMIT_HOLD, 0.0)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
+from gradient_server.scoring.columns import Field, Flags, JobColumns, Points
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.rule import ScoreRule
 from gradient_server.scoring.weights import (
@@ -26,7 +26,7 @@ class WaitTimeRule(ScoreRule):
         columns: JobColumns,
         worker: WorkerContext,  # noqa: ARG002 - waiting is the same everywhere
         instance: InstanceContext,
-    ) -> Vector:
+    ) -> Points:
         """min(gain * waited / average, cap); nothing where `ready_at` is unknown."""
         waited = np.fmax(columns.now - columns.field(Field.READY_AT), 0.0)
         average = instance.wait_secs.w1h_or(WAIT_TIME_FALLBACK_AVG_SECS)
@@ -44,12 +44,12 @@ class RescoreWaitRule(ScoreRule):
 
     def score(
         self,
-        columns: JobColumns,
+        columns: JobColumns,  # noqa: ARG002 - the interface of a rule
         worker: WorkerContext,  # noqa: ARG002 - the interface of a rule
         instance: InstanceContext,  # noqa: ARG002 - the interface of a rule
-    ) -> Vector:
+    ) -> Points:
         """Nothing: the rule only holds."""
-        return np.zeros(len(columns))
+        return 0.0
 
     def veto(
         self,
@@ -58,6 +58,8 @@ class RescoreWaitRule(ScoreRule):
         instance: InstanceContext,  # noqa: ARG002 - the interface of a rule
     ) -> Flags | None:
         """A build whose missing bytes are unknown, until its fourth round."""
-        early = columns.field(Field.RESCORE_COUNT) < RESCORE_MAX_ROUNDS
-        flags: Flags = columns.is_build & np.isnan(columns.missing_nar_size) & early
-        return flags
+        unknown = np.isnan(columns.missing_nar_size)
+        if not unknown.any():
+            return None
+        flags: Flags = unknown & (columns.field(Field.RESCORE_COUNT) < RESCORE_MAX_ROUNDS)
+        return flags if columns.all_builds else flags & columns.is_build
