@@ -5,17 +5,16 @@
 
 An object appears whole or not at all: its bytes are verified and synced in the partial file, which
 then gets the object's name by a link, which never replaces anything. So equal contents are stored
-once, whoever sent them. Everything here blocks and belongs in a thread; one store serves all of
-them.
+once, whoever sent them; what the disk has damaged meanwhile is replaced by the next who sends it.
+Everything here blocks and belongs in a thread; one store serves all of them.
 """
 
-import contextlib
 import hashlib
 import os
 import re
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -184,19 +183,29 @@ class LocalNarStore:
             if self._writers.get(name) is writer:
                 del self._writers[name]
 
-    def _publish(self, partial: Path, name: str) -> int:
-        """Gives the synced partial file the object's name; returns the object's size."""
-        path = self._object_path(name)
+    def _publish(self, partial: Path, verified: StoredObject) -> StoredObject:
+        """Gives the synced partial file the object's name; returns the object as it is kept.
+
+        One that is there already is kept if it is sound, and replaced if the disk has damaged it.
+        """
+        path = self._object_path(verified.object)
         with disk_errors(path):
             make_directory(path.parent)
             with self._lock:
-                self._unsettled[name] = self._unsettled.get(name, 0) + 1
-                with contextlib.suppress(FileExistsError):  # the same contents are stored already
+                self._unsettled[verified.object] = self._unsettled.get(verified.object, 0) + 1
+            try:
+                try:
                     os.link(partial, path)
+                except FileExistsError:
+                    if not _is_sound(path, verified):
+                        partial.replace(path)
                 size = path.stat().st_size
-            sync_directory(path.parent)
-            partial.unlink(missing_ok=True)
-        return size
+                sync_directory(path.parent)
+                partial.unlink(missing_ok=True)
+            except BaseException:
+                self.settle(verified.object)
+                raise
+        return replace(verified, file_size=size)
 
 
 class NarWriter:
@@ -256,13 +265,13 @@ class NarWriter:
                 _verify(fd, nar_hash, nar_size, compression)
                 with disk_errors(self._path):
                     os.fsync(fd)
-                size = self._store._publish(self._path, name)
+                found = StoredObject(name, nar_hash, nar_size, file_size, compression)
+                return self._store._publish(self._path, found)
             except NarError:
                 self._path.unlink(missing_ok=True)
                 raise
             finally:
                 self._close()
-        return StoredObject(name, nar_hash, nar_size, size, compression)
 
     def close(self) -> None:
         """Ends the session's use of it; what arrived is kept for the next one."""
@@ -303,6 +312,15 @@ def _verify(fd: int, nar_hash: str, nar_size: int, compression: Compression) -> 
         verifier.feed(chunk)
         offset += len(chunk)
     verifier.finish()
+
+
+def _is_sound(path: Path, declared: StoredObject) -> bool:
+    with path.open("rb") as file:
+        try:
+            _verify(file.fileno(), declared.nar_hash, declared.nar_size, declared.compression)
+        except NarError:
+            return False
+    return True
 
 
 def _object_name(nar_hash: str, compression: Compression) -> str:

@@ -156,6 +156,18 @@ def test_equal_contents_share_one_object_and_keep_its_size(
     assert len(files(tmp_path)) == 1
 
 
+def test_a_damaged_object_is_replaced_by_the_next_upload(
+    store: LocalNarStore, nar: Nar, tmp_path: Path
+) -> None:
+    stored = nar.store(store, "one")
+    [path] = tmp_path.rglob("*.nar.zst")
+    path.write_bytes(nar.travelled[:-1] + b"?")
+    assert nar.store(store, "two") == stored
+    with store.open_reader(stored.object) as file:
+        assert file.read() == nar.travelled
+    assert len(files(tmp_path)) == 1
+
+
 def test_an_object_whose_row_is_not_committed_is_not_deleted(store: LocalNarStore, nar: Nar) -> None:
     stored = nar.store(store, "one")
     nar.store(store, "two")
