@@ -22,6 +22,9 @@ __all__ = [
 
 Json = dict[str, Any]
 console = Console(highlight=False)
+if not console.is_terminal:
+    # Nobody's window: a table in a file or a pipe keeps its rows on one line each.
+    console = Console(highlight=False, width=200)
 
 
 def print_json(content: Json) -> None:
@@ -104,7 +107,7 @@ def print_workers(workers: list[Json]) -> None:
             _number(worker.get("cpu_core_score")),
             _megabytes(worker.get("ram_total_mb")),
             _megabytes(worker.get("ram_free_mb")),
-            Text(" ".join([*worker["architectures"], *worker["features"]])),
+            Text(" ".join(worker["architectures"])),
         )
     console.print(table)
 

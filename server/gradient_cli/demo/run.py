@@ -98,7 +98,7 @@ def _start(directory: Path, processes: Processes) -> Api:
                 "run", "--register", "--name", name, "--zone", zone,
                 "--base-dir", str(directory / name), "--server-url", f"unix://{socket_path}",
                 "--build-max-concurrent", str(BUILD_SLOTS),
-                "--api-url", url, "--api-key-file", str(key_file),
+                "--server-http-url", url, "--server-api-key-file", str(key_file),
             ],
         )  # fmt: skip
     api = Api(url, key_file)
