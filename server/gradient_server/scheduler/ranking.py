@@ -22,7 +22,7 @@ from gradient_server.scoring.policy import Scores, ScoringPolicy
 
 __all__ = ["Choice", "Ranking", "Verdict"]
 
-_RECORDED = 5
+_RECORDED = 3
 _ALL_UNKNOWN = WorkerContext()
 
 

@@ -6,9 +6,8 @@ what one worker reported, and is what rules read. Unknown is NaN.
 """
 
 import enum
-from collections.abc import Sequence
-from functools import cached_property
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,8 @@ Points: TypeAlias = Vector | float
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 """One bool for each candidate."""
+
+T = TypeVar("T")
 
 BUILTIN_SYSTEM = "builtin"
 
@@ -121,6 +122,21 @@ def filled(values: Vector, fallback: float) -> tuple[Points, Flags]:
     return np.where(unknown, fallback, values), unknown
 
 
+class once(Generic[T]):  # noqa: N801 - a decorator, read as one
+    """A property that is worked out at its first reading; `functools.cached_property` takes a lock."""
+
+    def __init__(self, work: Callable[[Any], T]) -> None:
+        self._work = work
+        self._name = work.__name__
+        self.__doc__ = work.__doc__
+
+    def __get__(self, owner: object, _type: type) -> T:
+        """The value, which from now on is an attribute of its owner."""
+        value = self._work(owner)
+        owner.__dict__[self._name] = value
+        return value
+
+
 class JobColumns:
     """The candidates of one decision, as rules read them: n jobs, every vector of length n.
 
@@ -176,33 +192,33 @@ class JobColumns:
         flags: Flags = self.matrix[name] > 0.0
         return flags
 
-    @cached_property
+    @once
     def is_build(self) -> Flags:
         """Builds, as opposed to evaluations."""
         return self.flag(Field.IS_BUILD)
 
-    @cached_property
+    @once
     def all_builds(self) -> bool:
         """Whether there is no evaluation among them."""
         return bool(self.is_build.all())
 
-    @cached_property
+    @once
     def any_build(self) -> bool:
         """Whether there is a build among them."""
         return self.all_builds or bool(self.is_build.any())
 
-    @cached_property
+    @once
     def any_present(self) -> bool:
         """Whether the worker holds every output of one of them."""
         return bool(self.outputs_present.any())
 
-    @cached_property
+    @once
     def substituted(self) -> Flags | None:
         """Builds whose outputs are fetched and not built; None for none."""
         flags: Flags = ~np.isnan(self.matrix[Field.SUBSTITUTE_OUTPUTS])
         return flags & self.is_build if flags.any() else None
 
-    @cached_property
+    @once
     def built(self) -> Flags | None:
         """Builds that will really run; None for all."""
         if self.all_builds and not self.any_present and self.substituted is None:
@@ -219,7 +235,7 @@ class JobColumns:
             return self.field(name)
         return np.where(self.outputs_present, NAN, self.matrix[name])
 
-    @cached_property
+    @once
     def output_bytes(self) -> Vector:
         """Bytes to upload: the job's own outputs where all are known, else the history's mean."""
         own = self.field(Field.OUTPUT_SIZE)
@@ -228,7 +244,7 @@ class JobColumns:
             return own
         return np.where(unknown, self.history(Field.HISTORY_OUTPUT_NAR_SIZE), own)
 
-    @cached_property
+    @once
     def predicted_peak_ram_mb(self) -> Vector:
         """The larger of the history's p95 and the peak kept on the build itself."""
         own = self.history(Field.BUILD_PEAK_RAM_MB)

@@ -99,5 +99,4 @@ class ResourceSaturationRule(ScoreRule):
 
 def _over(need: Points, limit: float, size: int) -> Flags:
     """Whose need is above the limit; an unknown limit is above all."""
-    flags: Flags = np.broadcast_to(np.asarray(need) > limit, (size,))
-    return flags
+    return np.full(size, need > limit) if isinstance(need, float) else need > limit
