@@ -59,8 +59,8 @@ async def greet(connection: Connection, who: dict[str, str], ids: IdSource, *, e
             system_features=[],
             max_concurrent_builds=1,
             max_concurrent_evaluations=1,
-            cpu_count=1,
-            ram_total_mb=1024,
+            cpu_count=16,
+            ram_total_mb=65_536,
             build_memory=False,
             cpu_core_score=3000.0,
         )
@@ -72,7 +72,7 @@ async def heartbeats(connection: Connection) -> None:
     """Every 10 s, as every worker."""
     n = 0
     while True:
-        connection.send(w.WorkerMetrics(n=n, lateness_secs=0.0, cpu_usage_pct=10.0, ram_free_mb=900))
+        connection.send(w.WorkerMetrics(n=n, lateness_secs=0.0, cpu_usage_pct=10.0, ram_free_mb=60_000))
         n += 1
         await trio.sleep(HEARTBEAT_SECS)
 
