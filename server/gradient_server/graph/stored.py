@@ -22,9 +22,9 @@ _OUTPUT_NAMES = sql.statement(
 _INSERT = sql.statement(
     "INSERT INTO derivation (drv_path, name, pname, history_name, system, features, command,"
     " env, fixed_output,"
-    " prefer_local, timeout_secs, max_silent_secs, created_at) VALUES (:drv_path, :name,"
+    " prefer_local, clustered, timeout_secs, max_silent_secs, created_at) VALUES (:drv_path, :name,"
     " :pname, :history_name,"
-    " :system, :features, :command, :env, :fixed_output, :prefer_local, :timeout_secs,"
+    " :system, :features, :command, :env, :fixed_output, :prefer_local, FALSE, :timeout_secs,"
     " :max_silent_secs, :now)"
     " ON CONFLICT (drv_path) DO NOTHING"
 )

@@ -1,7 +1,13 @@
 """The schema, one module a concern. Import `metadata` for all of it."""
 
 from gradient_server.db.tables.base import metadata
-from gradient_server.db.tables.cluster import cluster_attempt, cluster_job, cluster_member
+from gradient_server.db.tables.cluster import (
+    cluster_attempt,
+    cluster_job,
+    cluster_member,
+    cluster_reservation,
+    cluster_signal,
+)
 from gradient_server.db.tables.dispatch import derivation_metric, dispatched_job, evaluation_metric, span
 from gradient_server.db.tables.graph import (
     build_attempt,
@@ -34,6 +40,8 @@ __all__ = [
     "cluster_attempt",
     "cluster_job",
     "cluster_member",
+    "cluster_reservation",
+    "cluster_signal",
     "derivation",
     "derivation_build",
     "derivation_dependency",

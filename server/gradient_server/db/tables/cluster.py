@@ -5,7 +5,7 @@ import sqlalchemy as sa
 from gradient_server.db.tables.base import BigKey, Time, check_in, metadata
 from gradient_server.domain.status import AttemptOutcome, ClusterStatus
 
-__all__ = ["cluster_attempt", "cluster_job", "cluster_member"]
+__all__ = ["cluster_attempt", "cluster_job", "cluster_member", "cluster_reservation", "cluster_signal"]
 
 cluster_job = sa.Table(
     "cluster_job",
@@ -19,8 +19,14 @@ cluster_job = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False, default=0),
     sa.Column("retry_budget", sa.Integer, nullable=False),
     sa.Column("created_at", Time, nullable=False),
-    sa.Column("finished_at", Time),
+    sa.Column("finished_at", Time, index=True),
     check_in("status", ClusterStatus),
+    sa.Index(
+        "idx-cluster_job-open",
+        "status",
+        sqlite_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("finished_at IS NULL"),
+    ),
 )
 
 cluster_member = sa.Table(
@@ -66,6 +72,13 @@ cluster_attempt = sa.Table(
     sa.Column("started_at", Time),
     sa.Column("finished_at", Time),
     sa.Column("outcome", sa.Text),
+    # Why it ended so, for people: the failed prepare, or the report that decided.
+    sa.Column("reason", sa.Text),
+    # Final reports (and losses) stored so far: each gets its place, for the first deciding one wins.
+    sa.Column("report_count", sa.Integer, nullable=False, default=0),
+    # Signals stored so far, and the bytes of their payloads: `signal_count` is the last one's `n`.
+    sa.Column("signal_count", sa.Integer, nullable=False, default=0),
+    sa.Column("signal_bytes", sa.BigInteger, nullable=False, default=0),
     sa.CheckConstraint(
         "outcome IS NULL OR outcome IN (" + ", ".join(f"'{outcome}'" for outcome in AttemptOutcome) + ")",
         name="outcome-known",
@@ -77,4 +90,35 @@ cluster_attempt = sa.Table(
         sqlite_where=sa.text("finished_at IS NULL"),
         postgresql_where=sa.text("finished_at IS NULL"),
     ),
+)
+
+# The one order of an attempt's signals (protocol.md, Signals).
+cluster_signal = sa.Table(
+    "cluster_signal",
+    metadata,
+    sa.Column("cluster_attempt", sa.ForeignKey("cluster_attempt.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("n", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sender_role", sa.Text, nullable=False),
+    sa.Column("sender_index", sa.Integer, nullable=False),
+    # NULL: for all others. `to_role` alone: for all of that role.
+    sa.Column("to_role", sa.Text),
+    sa.Column("to_index", sa.Integer),
+    sa.Column("topic", sa.Text, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", Time, nullable=False),
+)
+
+# The one reservation of the pool (cluster-jobs.md, Aging Reservations).
+cluster_reservation = sa.Table(
+    "cluster_reservation",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column(
+        "cluster_job", sa.ForeignKey("cluster_job.id", ondelete="CASCADE"), nullable=False, unique=True
+    ),
+    sa.Column("instance", sa.Text, nullable=False),
+    sa.Column("reserved_at", Time, nullable=False),
+    # [[job key, worker id], ...]
+    sa.Column("seats", sa.JSON, nullable=False),
+    sa.CheckConstraint("id = 1", name="only-one"),
 )

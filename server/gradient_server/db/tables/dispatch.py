@@ -34,6 +34,12 @@ dispatched_job = sa.Table(
     sa.Column("held_report", sa.LargeBinary),
     # Its BuildOutput, which waits for the same verdict.
     sa.Column("held_output", sa.LargeBinary),
+    # The place of the stored report among those of its attempt: the first deciding one wins.
+    sa.Column("held_order", sa.Integer),
+    # A member that the server declared lost; its `held_report` was made up for the verdict.
+    sa.Column("lost_at", Time),
+    # Signals of it that were refused last, by `seq`, so that a repeated one is answered the same.
+    sa.Column("refused_signals", sa.JSON(none_as_null=True)),
     # The fetch half of a split evaluation: its success queues the other half.
     sa.Column("fetch_only", sa.Boolean, nullable=False, default=False),
     sa.Column("abort_reason", sa.Text),

@@ -83,6 +83,8 @@ derivation = sa.Table(
     sa.Column("env", sa.JSON, nullable=False),
     sa.Column("fixed_output", sa.JSON(none_as_null=True)),
     sa.Column("prefer_local", sa.Boolean, nullable=False),
+    # It, or something that it needs, is a member of a recipe's cluster.
+    sa.Column("clustered", sa.Boolean, nullable=False, default=False),
     sa.Column("timeout_secs", Time),
     sa.Column("max_silent_secs", Time),
     sa.Column("closure_size", sa.BigInteger),

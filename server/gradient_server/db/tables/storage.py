@@ -43,5 +43,8 @@ upload = sa.Table(
     sa.Column("nar_hash", sa.Text),
     sa.Column("nar_size", sa.BigInteger),
     sa.Column("object", sa.Text),
+    sa.Column("file_size", sa.BigInteger),
+    sa.Column("compression", sa.Text),
+    sa.Column("references", sa.JSON(none_as_null=True)),
     sa.Column("committed", sa.Boolean, nullable=False, default=False),
 )

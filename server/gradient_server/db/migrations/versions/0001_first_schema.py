@@ -43,6 +43,7 @@ def upgrade() -> None:
         sa.Column("env", sa.JSON(), nullable=False),
         sa.Column("fixed_output", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("prefer_local", sa.Boolean(), nullable=False),
+        sa.Column("clustered", sa.Boolean(), nullable=False),
         sa.Column("timeout_secs", sa.Double(), nullable=True),
         sa.Column("max_silent_secs", sa.Double(), nullable=True),
         sa.Column("closure_size", sa.BigInteger(), nullable=True),
@@ -79,6 +80,9 @@ def upgrade() -> None:
         sa.Column("nar_hash", sa.Text(), nullable=True),
         sa.Column("nar_size", sa.BigInteger(), nullable=True),
         sa.Column("object", sa.Text(), nullable=True),
+        sa.Column("file_size", sa.BigInteger(), nullable=True),
+        sa.Column("compression", sa.Text(), nullable=True),
+        sa.Column("references", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("committed", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("request", name=op.f("pk-upload")),
     )
@@ -145,6 +149,16 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk-cluster_job")),
     )
+    with op.batch_alter_table("cluster_job", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("idx-cluster_job-finished_at"), ["finished_at"], unique=False)
+        batch_op.create_index(
+            "idx-cluster_job-open",
+            ["status"],
+            unique=False,
+            sqlite_where=sa.text("finished_at IS NULL"),
+            postgresql_where=sa.text("finished_at IS NULL"),
+        )
+
     op.create_table(
         "derivation_build",
         sa.Column("id", sa.Text(), nullable=False),
@@ -342,6 +356,10 @@ def upgrade() -> None:
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.Column("outcome", sa.Text(), nullable=True),
+        sa.Column("reason", sa.Text(), nullable=True),
+        sa.Column("report_count", sa.Integer(), nullable=False),
+        sa.Column("signal_count", sa.Integer(), nullable=False),
+        sa.Column("signal_bytes", sa.BigInteger(), nullable=False),
         sa.CheckConstraint(
             "outcome IS NULL OR outcome IN ('Succeeded', 'Failed', 'PrepareFailed', 'Aborted')",
             name=op.f("ck-cluster_attempt-outcome-known"),
@@ -364,6 +382,23 @@ def upgrade() -> None:
             postgresql_where=sa.text("finished_at IS NULL"),
         )
 
+    op.create_table(
+        "cluster_reservation",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("cluster_job", sa.Text(), nullable=False),
+        sa.Column("instance", sa.Text(), nullable=False),
+        sa.Column("reserved_at", sa.Double(), nullable=False),
+        sa.Column("seats", sa.JSON(), nullable=False),
+        sa.CheckConstraint("id = 1", name=op.f("ck-cluster_reservation-only-one")),
+        sa.ForeignKeyConstraint(
+            ["cluster_job"],
+            ["cluster_job.id"],
+            name=op.f("fk-cluster_reservation-cluster_job"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk-cluster_reservation")),
+        sa.UniqueConstraint("cluster_job", name=op.f("uq-cluster_reservation-cluster_job")),
+    )
     op.create_table(
         "evaluation",
         sa.Column("id", sa.Text(), nullable=False),
@@ -490,6 +525,25 @@ def upgrade() -> None:
         )
 
     op.create_table(
+        "cluster_signal",
+        sa.Column("cluster_attempt", sa.Text(), nullable=False),
+        sa.Column("n", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("sender_role", sa.Text(), nullable=False),
+        sa.Column("sender_index", sa.Integer(), nullable=False),
+        sa.Column("to_role", sa.Text(), nullable=True),
+        sa.Column("to_index", sa.Integer(), nullable=True),
+        sa.Column("topic", sa.Text(), nullable=False),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["cluster_attempt"],
+            ["cluster_attempt.id"],
+            name=op.f("fk-cluster_signal-cluster_attempt"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("cluster_attempt", "n", name=op.f("pk-cluster_signal")),
+    )
+    op.create_table(
         "dispatched_job",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("job_key", sa.Text(), nullable=False),
@@ -508,6 +562,9 @@ def upgrade() -> None:
         sa.Column("refused_seq", sa.Integer(), nullable=True),
         sa.Column("held_report", sa.LargeBinary(), nullable=True),
         sa.Column("held_output", sa.LargeBinary(), nullable=True),
+        sa.Column("held_order", sa.Integer(), nullable=True),
+        sa.Column("lost_at", sa.Double(), nullable=True),
+        sa.Column("refused_signals", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("fetch_only", sa.Boolean(), nullable=False),
         sa.Column("abort_reason", sa.Text(), nullable=True),
         sa.Column("abort_requested_at", sa.Double(), nullable=True),
@@ -695,6 +752,7 @@ def downgrade() -> None:
         batch_op.drop_index("idx-dispatched_job-assigned")
 
     op.drop_table("dispatched_job")
+    op.drop_table("cluster_signal")
     with op.batch_alter_table("cluster_member", schema=None) as batch_op:
         batch_op.drop_index(
             "idx-cluster_member-evaluation",
@@ -728,6 +786,7 @@ def downgrade() -> None:
         )
 
     op.drop_table("evaluation")
+    op.drop_table("cluster_reservation")
     with op.batch_alter_table("cluster_attempt", schema=None) as batch_op:
         batch_op.drop_index(
             "idx-cluster_attempt-open",
@@ -772,6 +831,14 @@ def downgrade() -> None:
         )
 
     op.drop_table("derivation_build")
+    with op.batch_alter_table("cluster_job", schema=None) as batch_op:
+        batch_op.drop_index(
+            "idx-cluster_job-open",
+            sqlite_where=sa.text("finished_at IS NULL"),
+            postgresql_where=sa.text("finished_at IS NULL"),
+        )
+        batch_op.drop_index(batch_op.f("idx-cluster_job-finished_at"))
+
     op.drop_table("cluster_job")
     with op.batch_alter_table("cached_path_reference", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("idx-cached_path_reference-reference"))
