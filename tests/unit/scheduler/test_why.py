@@ -1,0 +1,96 @@
+"""Why a job waits, in words that say what is missing."""
+
+from gradient_protocol.kinds import JobKind
+from gradient_server.scheduler.why import Standing, WhyState
+
+from tests.fakes.scheduler import World, build, metrics, worker
+
+
+async def test_nobody_is_connected() -> None:
+    world = World()
+    world.queue(build("x"))
+    answer = world.scheduler.why("build:x")
+    assert (answer.state, answer.summary) == (WhyState.PENDING, "no worker is connected")
+
+
+async def test_a_feature_that_no_worker_has_is_named() -> None:
+    world = World()
+    world.connect(worker("a"))
+    world.connect(worker("b", system_features=["kvm"]))
+    world.queue(build("x", features=frozenset({"big-parallel", "kvm"})))
+    answer = world.scheduler.why("build:x")
+    assert [one.standing for one in answer.workers] == [Standing.INELIGIBLE] * 2
+    assert [one.text for one in answer.workers] == [
+        "lacks the feature big-parallel, kvm",
+        "lacks the feature big-parallel",
+    ]
+    assert "none of 2 connected workers can take it" in answer.summary
+
+
+async def test_each_worker_says_what_stands_in_the_way() -> None:
+    world = World()
+    names = ["arm", "elsewhere", "drains", "full", "unscored", "hot", "asks-not"]
+    for name in names:
+        changes = {"architectures": ["aarch64-linux"]} if name == "arm" else {}
+        projects = frozenset({"q"}) if name == "elsewhere" else None
+        maximum = 1 if name in ("full", "hot") else 2
+        world.connect(worker(name, projects=projects, max_concurrent_builds=maximum, **changes))
+    for name in ("full", "hot"):
+        world.scheduler.request_job(name, JobKind.BUILD)
+        world.queue(build(f"other-{name}"))
+        world.score(name, f"build:other-{name}")
+        await world.settle()
+        [message] = world.assigned(name)
+        await world.answer(name, message)
+    world.scheduler.heartbeat("hot", metrics(cpu_usage_pct=95.0))
+    from msgspec.structs import replace
+
+    more = replace(worker("hot").capabilities, max_concurrent_builds=4)
+    world.scheduler.update_capabilities("hot", more)
+    world.queue(build("x", system="x86_64-linux"))
+    for name in ("hot", "asks-not"):
+        world.score(name, "build:x")
+    world.scheduler.draining("drains", "moving house")
+    answer = world.scheduler.why("build:x")
+    standing = {one.worker_id: (one.standing, one.text) for one in answer.workers}
+    assert standing["arm"] == (Standing.INELIGIBLE, "is not x86_64-linux (has aarch64-linux)")
+    assert standing["elsewhere"] == (Standing.INELIGIBLE, "is not registered for the job's project")
+    assert standing["drains"] == (Standing.DRAINING, "is draining: moving house")
+    assert standing["full"] == (Standing.BUSY, "has all 1 slots in use")
+    assert standing["unscored"][0] is Standing.VETOED
+    assert "RescoreWaitRule" in standing["unscored"][1]
+    assert standing["hot"][0] is Standing.BELOW_FLOOR
+    assert standing["asks-not"][0] is Standing.NOT_ASKING
+    hot = next(one for one in answer.workers if one.worker_id == "hot")
+    assert hot.score_breakdown is not None
+    assert hot.score_breakdown["rules"]["ResourceSaturationRule"] == -8600.0
+
+
+async def test_backoff_cluster_and_unknown_jobs() -> None:
+    world = World()
+    world.queue(build("later", not_before=world.clock.now() + 60), build("member", cluster="c1"))
+    assert world.scheduler.why("build:later").state is WhyState.HELD_BACK
+    assert "60 s" in world.scheduler.why("build:later").summary
+    assert world.scheduler.why("build:member").state is WhyState.CLUSTER
+    assert world.scheduler.why("build:nothing").state is WhyState.UNKNOWN
+
+
+async def test_an_assigned_job_tells_its_breakdown_and_the_runner_up() -> None:
+    world = World()
+    world.connect(worker("a"))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    world.queue(build("first", prioritized=True), build("second"))
+    world.score("a", "build:first", "build:second")
+    await world.settle()
+    [message] = world.assigned("a")
+    assert message.job_id == "build:first"
+    answer = world.scheduler.why("build:first")
+    assert (answer.state, answer.worker_name) == (WhyState.ASSIGNED, "host-a")
+    assert answer.score_breakdown is not None
+    assert answer.score_breakdown["rules"]["QosRule"] == 5000.0
+    assert answer.score_breakdown["estimate"]["fallbacks"] == ["download_speed", "upload_speed", "history"]
+    assert answer.runner_up is not None
+    assert answer.runner_up[0] == "build:second"
+    [decision] = world.scheduler.recent_decisions()
+    assert (decision.chosen, decision.eligible, decision.unscored) == ("build:first", 2, 0)
+    assert [one.job_id for one in decision.best] == ["build:first", "build:second"]
