@@ -6,7 +6,7 @@ from typing import Final
 from fastapi import APIRouter, FastAPI
 
 from gradient_server.net.services import Services
-from gradient_server.web import evaluations, health, projects, sources, status, workers
+from gradient_server.web import evaluations, health, jobs, projects, sources, status, workers
 from gradient_server.web.errors import ErrorAnswer, install_errors
 from gradient_server.web.hub import Hub
 from gradient_server.web.state import Web
@@ -34,7 +34,7 @@ def create_app(services: Services) -> FastAPI:
         prefix=API,
         responses={code: {"model": ErrorAnswer} for code in (401, 403, 404, 409, 422)},
     )
-    for part in (projects, workers, sources, evaluations, status):
+    for part in (projects, workers, sources, evaluations, jobs, status):
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(health.router)

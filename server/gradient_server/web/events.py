@@ -5,7 +5,7 @@ final status, and the end. A reader that lags behind gets a fresh `snapshot` for
 Logs and stages are looked at a few times a second, and only where somebody watches.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import msgspec
@@ -14,13 +14,14 @@ import trio
 
 from gradient_server.domain.events import BuildChanged, EvaluationChanged, LogGrew, NoteAdded
 from gradient_server.domain.job import build_key
-from gradient_server.domain.status import EvaluationStatus
+from gradient_server.domain.status import BuildStatus, EvaluationStatus
 from gradient_server.graph.views import EvaluationView, evaluation_view
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
-from gradient_server.web.evaluation_views import snapshot_answer, stage_of
+from gradient_server.web.evaluation_views import snapshot_answer
 from gradient_server.web.hub import Hub, Watcher, WatchEvent
 from gradient_server.web.log_lines import last_line
+from gradient_server.web.running import Running
 
 __all__ = ["event_stream", "sse"]
 
@@ -53,12 +54,12 @@ async def event_stream(services: Services, hub: Hub, evaluation: str) -> AsyncGe
 
 
 class _Stream:
-    """One reader's stream. `stages` are those it was told, by job key."""
+    """One reader's stream."""
 
     def __init__(self, services: Services, watcher: Watcher) -> None:
         self._services = services
         self._watcher = watcher
-        self._stages: dict[str, str | None] = {}
+        self._running = Running()
         self._is_final = False
 
     async def run(self) -> AsyncGenerator[bytes, None]:
@@ -83,10 +84,13 @@ class _Stream:
 
     def _snapshot(self, view: EvaluationView) -> bytes:
         answer = snapshot_answer(view, self._services.scheduler)
+        self._running = Running()
         for build in answer.builds:
-            self._watcher.note_running(build.id, build.name, build.status)
-            if build.stage is not None:
-                self._stages[build_key(build.id)] = build.stage
+            key = build_key(build.id)
+            self._watcher.note_job(key, build.name, ended=BuildStatus(build.status).is_final)
+            self._running.attrs[key] = build.attr
+            if build.status == BuildStatus.ASSIGNED:
+                self._running.told(key, self._services.scheduler.pool.by_job.get(key))
         return sse("snapshot", answer.model_dump())
 
     async def _changes(self) -> AsyncGenerator[bytes, None]:
@@ -103,7 +107,8 @@ class _Stream:
             if watcher.lost:
                 await trio.sleep(max(0.0, began + SNAPSHOT_EVERY_SECS - clock.monotonic()))
                 return
-            for chunk in [*self._new_stages(), *await self._new_lines()]:
+            looked = self._running.look(watcher.jobs, self._services.scheduler.pool.by_job)
+            for chunk in [*(sse(*told) for told in looked), *await self._new_lines()]:
                 yield chunk
                 told_at = clock.monotonic()
             if clock.monotonic() - told_at >= KEEP_ALIVE_SECS:
@@ -114,15 +119,15 @@ class _Stream:
 
     def _event(self, event: WatchEvent) -> bytes:
         if isinstance(event, BuildChanged):
-            self._watcher.note_running(event.build, event.name, event.status)
-            if event.status != "Assigned":
-                self._stages.pop(build_key(event.build), None)
+            key = build_key(event.build)
+            self._watcher.note_job(key, event.name, ended=BuildStatus(event.status).is_final)
+            self._running.changed(key, event)
             return sse(
                 "build",
                 {
                     "id": event.build,
                     "name": event.name,
-                    "attr": event.attr,
+                    "attr": self._running.attrs.get(key),
                     "status": event.status,
                     "worker": event.worker,
                     "error": event.error,
@@ -134,17 +139,6 @@ class _Stream:
         self._is_final = EvaluationStatus(event.status).is_final
         return sse("evaluation", {"status": event.status, "error": event.error})
 
-    def _new_stages(self) -> Iterator[bytes]:
-        scheduler = self._services.scheduler
-        for job_key, name in self._watcher.running.items():
-            stage = stage_of(scheduler, job_key)
-            if stage is None or self._stages.get(job_key) == stage:
-                continue
-            self._stages[job_key] = stage
-            worker = scheduler.pool.by_job[job_key].worker_name
-            build = job_key.partition(":")[2]
-            yield sse("stage", {"id": build, "name": name, "worker": worker, "stage": stage})
-
     async def _new_lines(self) -> list[bytes]:
         watcher = self._watcher
         if not watcher.grown:
@@ -152,9 +146,9 @@ class _Stream:
         grown = [watcher.grown.pop(job_key) for job_key in list(watcher.grown)[:LOGS_AT_ONCE]]
         lines = await trio.to_thread.run_sync(self._read_lines, grown, limiter=self._services.log_threads)
         return [
-            sse("log", {"job": job_key, "name": watcher.running[job_key], "line": line})
+            sse("log", {"job": job_key, "name": watcher.jobs[job_key], "line": line})
             for job_key, line in lines.items()
-            if job_key in watcher.running
+            if job_key in watcher.jobs
         ]
 
     def _read_lines(self, grown: list[LogGrew]) -> dict[str, str]:

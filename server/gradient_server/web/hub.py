@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from gradient_server.domain.events import BuildChanged, EvaluationChanged, Event, LogGrew, NoteAdded
-from gradient_server.domain.job import build_key, eval_key
+from gradient_server.domain.job import eval_key
 
 __all__ = ["MAX_WATCHERS", "Hub", "TooManyWatchersError", "WatchEvent", "Watcher"]
 
@@ -29,13 +29,13 @@ class TooManyWatchersError(Exception):
 class Watcher:
     """One reader of one evaluation's events.
 
-    `running` are the names of its builds that a worker has, by job key: their logs and stages are of
-    interest. `grown` are logs with news since they were last looked at, by job key.
+    `jobs` are those of it that have not ended, their names by job key: their logs are of interest.
+    `grown` are logs with news since they were last looked at, by job key.
     """
 
     def __init__(self, evaluation: str) -> None:
         self.evaluation = evaluation
-        self.running: dict[str, str] = {eval_key(evaluation): "evaluation"}
+        self.jobs: dict[str, str] = {eval_key(evaluation): "evaluation"}
         self.grown: dict[str, LogGrew] = {}
         self.lost = False
         self._queue: deque[WatchEvent] = deque()
@@ -54,8 +54,8 @@ class Watcher:
         self._news.set()
 
     def log_grew(self, event: LogGrew) -> None:
-        """Notes it; at most one for each running job."""
-        if event.job_id in self.running and not self.lost:
+        """Notes it; at most one for each job."""
+        if event.job_id in self.jobs and not self.lost:
             self.grown[event.job_id] = event
 
     def take(self) -> list[WatchEvent]:
@@ -75,14 +75,13 @@ class Watcher:
         with trio.move_on_after(at_most_secs):
             await self._news.wait()
 
-    def note_running(self, build: str, name: str, status: str) -> None:
-        """Keeps `running` to what runs."""
-        key = build_key(build)
-        if status == "Assigned":
-            self.running[key] = name
+    def note_job(self, job_key: str, name: str, *, ended: bool) -> None:
+        """Keeps `jobs` to those that have not ended."""
+        if ended:
+            self.jobs.pop(job_key, None)
+            self.grown.pop(job_key, None)
         else:
-            self.running.pop(key, None)
-            self.grown.pop(key, None)
+            self.jobs[job_key] = name
 
 
 class Hub:
