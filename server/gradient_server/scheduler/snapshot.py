@@ -55,7 +55,7 @@ class WorkerSnapshot:
     ram_free_mb: float | None
     ram_reserved_mb: float
     window: int
-    heartbeat_lateness_secs: float
+    heartbeat_lateness_secs: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _worker(worker: Worker, monotonic: float) -> WorkerSnapshot:
         ram_free_mb=_known(metrics.ram_free_mb),
         ram_reserved_mb=metrics.ram_reserved_mb,
         window=sum(len(worker.windows[kind]) for kind in JobKind),
-        heartbeat_lateness_secs=worker.lateness_secs,
+        heartbeat_lateness_secs=_known(worker.lateness_secs),
     )
 
 

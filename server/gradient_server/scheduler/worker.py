@@ -83,7 +83,8 @@ class Worker:
         # Job ids that are not to be assigned to this worker before a monotonic time.
         self.excluded: dict[str, float] = {}
         self.draining: str | None = None
-        self.lateness_secs = 0.0
+        # How late the last heartbeat left; NaN before the first.
+        self.lateness_secs = NAN
         self._live = WorkerMetricsView()
         self._measures_builds = info.capabilities.build_memory
         self.reserved = Reserved()
@@ -139,7 +140,7 @@ class Worker:
             seen = _sample(peak_mb)
             if assignment is not None and not math.isnan(seen):
                 assignment.ram_observed_mb = max(assignment.ram_observed_mb or 0.0, seen)
-        self.lateness_secs = max(_sample(metrics.lateness_secs), 0.0)
+        self.lateness_secs = _sample(metrics.lateness_secs)
         self._live = WorkerMetricsView(
             ram_free_mb=_sample(metrics.ram_free_mb, float(max(capabilities.ram_total_mb, 0)) or math.inf),
             cpu_usage_pct=_sample(metrics.cpu_usage_pct, 100.0),
