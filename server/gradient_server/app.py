@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import structlog
 import trio
@@ -35,6 +35,9 @@ from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
 from gradient_server.web.app import create_app
 from gradient_server.wiring import build_services
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
 
 __all__ = ["StartError", "check", "migrate", "run_server", "serve"]
 
@@ -203,7 +206,9 @@ async def _start_loops(services: Services, loops: trio.Nursery) -> None:
 
 async def _start_http(services: Services, loops: trio.Nursery) -> list[str]:
     host, port = services.settings.listen_addr, services.settings.port
-    serve = partial(serve_http, create_app(services), host=host, port=port, stopping=services.draining)
+    # Starlette and hypercorn describe the same protocol with types of their own.
+    asgi = cast("ASGIFramework", create_app(services))
+    serve = partial(serve_http, asgi, host=host, port=port, stopping=services.draining)
     addresses: list[str] = []
     try:
         addresses = await loops.start(serve)

@@ -7,7 +7,7 @@ or configuration. What a user can cause is one line that says what to do, never 
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,7 +19,7 @@ import typer
 from gradient_server import app, logging
 from gradient_server.config import OPTIONS, ConfigError, Loaded, Option, load
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "run"]
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -98,12 +98,13 @@ for _command in (serve, migrate, check):
 def main() -> None:
     """The entry point of the console script."""
     logging.configure()
-    sys.exit(_run())
+    sys.exit(run(sys.argv[1:]))
 
 
-def _run() -> int:
+def run(arguments: Sequence[str]) -> int:
+    """One command; its exit code. Complaints go to standard error, a line each."""
     try:
-        code = cli(standalone_mode=False, prog_name="gradient-server")
+        code = cli(list(arguments), standalone_mode=False, prog_name="gradient-server")
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
     except typer.TyperException as error:
