@@ -4,7 +4,7 @@ Everything here is decided synchronously; tasks (jobs, sessions, timers) call in
 agent has at most one session, through `link`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -55,7 +55,7 @@ class Agent:
         facts: WorkerFacts,
         shop: Workshop,
         nursery: trio.Nursery,
-        clean: Callable[[Job], None],
+        clean: Callable[[Job], Awaitable[None]],
     ) -> None:
         self.facts = facts
         self.shop = shop
@@ -148,7 +148,7 @@ class Agent:
             self.slots.adopt(job.kind, assign.assignment_id)
             lost = _lost_with_the_agent(found, at_runner=at_runner)
             if lost is not None:
-                self._finish(job, lost)
+                self.jobs.finish(job, lost)
             elif found.last_seq:
                 job.phase = Phase.BUILT
             elif at_runner:
@@ -171,7 +171,7 @@ class Agent:
             case Drop():
                 self.jobs.forget(job)
             case Release(reason=reason):
-                self._finish(job, failure(FailureKind.ABORTED, reason))
+                self.jobs.finish(job, failure(FailureKind.ABORTED, reason))
                 self.jobs.flush(job)
             case Abort(reason=reason):
                 job.stop(Stop(StopCause.ABORTED, reason))
@@ -183,10 +183,6 @@ class Agent:
             job.stop(Stop(StopCause.FORGOTTEN, "the server dropped it"))
         else:
             self.jobs.forget(job)
-
-    def _finish(self, job: Job, failed: Failure) -> None:
-        self.jobs.finish(job, failed)
-        self.shop.journal.finished(job.assignment_id)
 
     def _start(self, job: Job, *, log_offset: int = 0) -> None:
         build = job.assign.job
@@ -201,6 +197,8 @@ class Agent:
         await execute(self.shop, self.jobs, job)
         self.holds.ended(job.assignment_id)
         self.idle.set()
+        if job.gone.is_set():
+            await self._clean(job)
 
     def _reporter(self, assignment_id: str, found: Recovered | None = None) -> Reporter:
         def changed() -> None:
@@ -236,8 +234,6 @@ class Agent:
         self.shop.journal.forget(job.assignment_id)
         self.shop.store.unpin(job.assignment_id)
         self.idle.set()
-        if job.begun:
-            self._clean(job)
 
     # Leaving
 

@@ -6,7 +6,6 @@ import shutil
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -100,7 +99,7 @@ async def run_worker(
                 await _start_runner(nursery, keeper)
                 shop = await _make_shop(config, ids, store, JournalKeeper(journal), keeper)
                 facts = _facts(config, shop, worker_id=worker_id, incarnation=ids.new())
-                agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_Cleaner(shop, nursery))
+                agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_cleaner(shop))
                 agent.peers = peers
                 if not peers.tokens:
                     logger.warning(
@@ -213,31 +212,20 @@ def _tools_directory(base_dir: Path) -> Path:
     return tools
 
 
-@dataclass(frozen=True, slots=True)
-class _Cleaner:
+def _cleaner(shop: Workshop) -> Callable[[Job], Awaitable[None]]:
     """Removes what a finished job left at the runner and on disk."""
 
-    shop: Workshop
-    nursery: trio.Nursery
-
-    def __call__(self, job: Job) -> None:
+    async def clean(job: Job) -> None:
         build = job.assign.job
-        if not isinstance(build, BuildJob):
-            return
-        if build.command:
-            self.nursery.start_soon(self._forget_build, job.assignment_id)
-        else:
-            self.nursery.start_soon(self._remove_download, job.assignment_id)
-
-    async def _forget_build(self, assignment_id: str) -> None:
         try:
-            await (await self.shop.runner.client()).forget(assignment_id)
-        except (RunnerGone, RunnerRefused) as error:
-            logger.warning("a build's files stay", assignment_id=assignment_id, error=str(error))
+            if not isinstance(build, BuildJob):
+                return
+            if build.command:
+                await (await shop.runner.client()).forget(job.assignment_id)
+            else:
+                directory = downloads_directory(shop.base_dir, job.assignment_id)
+                await shop.threads.run(lambda: remove_tree(directory))
+        except (RunnerGone, RunnerRefused, OSError) as error:
+            logger.warning("a build's files stay", assignment_id=job.assignment_id, error=str(error))
 
-    async def _remove_download(self, assignment_id: str) -> None:
-        directory = downloads_directory(self.shop.base_dir, assignment_id)
-        try:
-            await self.shop.threads.run(lambda: remove_tree(directory))
-        except OSError as error:
-            logger.warning("a download's files stay", assignment_id=assignment_id, error=str(error))
+    return clean

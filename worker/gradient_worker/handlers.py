@@ -42,7 +42,7 @@ def _assign_job(session: Session, message: server.AssignJob) -> None:
     if reason is not None:
         logger.info("assignment rejected", assignment_id=message.assignment_id, reason=reason)
         return
-    logger.info("assigned", assignment_id=message.assignment_id, job_id=message.job_id)
+    logger.debug("assigned", assignment_id=message.assignment_id, job_id=message.job_id)
     agent.begin(message.assignment_id)
     agent.request(JobKind.BUILD if isinstance(message.job, BuildJob) else JobKind.EVAL)
 

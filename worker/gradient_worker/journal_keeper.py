@@ -51,10 +51,6 @@ class JournalKeeper:
         """A held job runs."""
         self._write(lambda: self._journal.record_started(assignment_id))
 
-    def finished(self, assignment_id: str) -> None:
-        """The final report is kept: nothing runs any more."""
-        self._write(lambda: self._journal.record_finished(assignment_id))
-
     def report(self, assignment_id: str, seq: int, message: Message) -> None:
         """Keep a report until it is acknowledged; one under the same `seq` replaces it."""
         data = encode(message)

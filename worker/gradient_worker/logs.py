@@ -8,7 +8,6 @@ window or a lost connection holds back waits in the file. The final report of a 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -67,55 +66,63 @@ class LogShipper:
         self._threads = threads
         self._on_acknowledged = acknowledged
         self._settled_changed = settled_changed
-        self._offset = offset
+        self._offset = self._acknowledged = offset
         self._ended = False
-        self._discarded_bytes = 0
         self._poke = Wakeup()
         self._grown = Wakeup()
-        self._complete = trio.Event()
         self._settled_wire: Wire | None = None
         self._last_ack = trio.current_time()
 
     def settled(self, wire: Wire) -> bool:
         """Whether the final report may go out on this session."""
-        return self._settled_wire is wire
+        return self._settled_wire is wire or (self._ended and self._acknowledged >= self._plan.length)
 
     def resume(self, log_offset: int) -> None:
         """A ResumeAck: the server holds the log up to here."""
-        self._offset = log_offset
+        self._offset = self._acknowledged = log_offset
         self._settled_wire = None
 
     def end(self, discarded_bytes: int = 0) -> None:
         """The build is over: the spool does not grow any more. `discarded_bytes` never reached it."""
-        self._discarded_bytes = max(self._discarded_bytes, discarded_bytes)
+        if self._ended:
+            return
+        self._look(ended=True, discarded_bytes=discarded_bytes)
         self._ended = True
+        self._last_ack = trio.current_time()
         self._poke.set()
+        self._grown.set()
 
     async def run(self) -> None:
         """Follow the spool and ship it, session after session, until cancelled."""
+        await self._look_later()
+        if self._ended and not self._plan.length:
+            return  # most short builds say nothing
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow)
-            nursery.start_soon(self._lose_patience)
-            while True:
-                wire = await self._link.wire()
-                await self._ship_or_give_up(wire)
-                await wire.ended.wait()
+            nursery.start_soon(self._ship_always)
+            while not self._ended:
+                self._look(ended=False)
+                self._grown.set()
+                await self._look_later()
+            await self._lose_patience()
 
-    async def _follow(self) -> None:
-        while not self._complete.is_set():
-            ended = self._ended
-            gaps = [self._plan.advance(_size(self._spool), trio.current_time(), ended=ended)]
-            if ended:
-                gaps.append(self._plan.close(self._discarded_bytes))
-            for gap in gaps:
-                if gap is not None:
-                    await self._threads.run(partial(_append_gap, self._gaps_file, gap))
-            if ended:
-                self._complete.set()
-            self._grown.set()
-            if not ended:
-                with trio.move_on_after(LOG_POLL_SECS):
-                    await self._poke.wait()
+    async def _look_later(self) -> None:
+        with trio.move_on_after(LOG_POLL_SECS):
+            await self._poke.wait()
+
+    def _look(self, *, ended: bool, discarded_bytes: int = 0) -> None:
+        """Plan what was written since. A gap is kept before anything behind it is sent."""
+        gaps = [self._plan.advance(_size(self._spool), trio.current_time(), ended=ended)]
+        if ended:
+            gaps.append(self._plan.close(discarded_bytes))
+        for gap in gaps:
+            if gap is not None:
+                _append_gap(self._gaps_file, gap)
+
+    async def _ship_always(self) -> None:
+        while True:
+            wire = await self._link.wire()
+            await self._ship_or_give_up(wire)
+            await wire.ended.wait()
 
     async def _ship_or_give_up(self, wire: Wire) -> None:
         try:
@@ -134,7 +141,7 @@ class LogShipper:
                 if self._offset < self._plan.length:
                     stream = stream or self._open(wire)
                     await self._send_chunk(wire, stream)
-                elif self._complete.is_set():
+                elif self._ended:
                     break
                 else:
                     await self._grown.wait()
@@ -153,6 +160,7 @@ class LogShipper:
 
     def _acknowledge(self, offset: int) -> None:
         self._last_ack = trio.current_time()
+        self._acknowledged = offset
         self._on_acknowledged(offset)
 
     async def _send_chunk(self, wire: Wire, stream: BulkStream) -> None:
@@ -175,8 +183,6 @@ class LogShipper:
 
     async def _lose_patience(self) -> None:
         # The report must not wait for ever for a log that the server cannot take.
-        await self._complete.wait()
-        self._last_ack = trio.current_time()
         while True:
             await trio.sleep_until(self._last_ack + AHEAD_OF_LOG_SECS)
             wire = self._link.current

@@ -1,7 +1,6 @@
 """What an agent that starts finds: its journal, and its runner's builds (protocol.md, "Lost connections")."""
 
 import structlog
-from gradient_protocol.kinds import ResumeState
 
 from gradient_worker.agent import Agent
 from gradient_worker.runner.client import RunnerClient, RunnerGone, RunnerRefused
@@ -17,9 +16,6 @@ async def recover(agent: Agent) -> None:
     known = set()
     for found in agent.shop.journal.recover():
         assignment_id = found.assign.assignment_id
-        if found.state is ResumeState.DONE and not found.pending:
-            agent.shop.journal.forget(assignment_id)
-            continue
         known.add(assignment_id)
         logger.info("taken up", assignment_id=assignment_id, at_runner=assignment_id in builds)
         agent.recover(found, at_runner=assignment_id in builds)

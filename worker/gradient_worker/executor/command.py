@@ -67,22 +67,22 @@ async def run_command(
 
 async def _at_runner(shop: Workshop, runner: RunnerClient, job: Job, spec: BuildSpec) -> BuildExit:
     assignment_id = job.assignment_id
+    by_signal = False
     try:
         running = await runner.start(spec)
         shop.meters.watch(running)
         shop.host.started(assignment_id, trio.current_time())
         ended = await runner.wait(assignment_id)
+        by_signal = ended.signal is not None and ended.reason is ExitReason.EXITED
     except trio.Cancelled:
         # An agent that goes, whatever makes it go, leaves its builds to the next one.
         if job.stopped is not None and job.stopped.cause is not StopCause.HANDED_OVER:
             await _kill(runner, assignment_id)
         raise
     finally:
-        shop.host.ended(assignment_id, trio.current_time(), by_signal=False)
+        shop.host.ended(assignment_id, trio.current_time(), by_signal=by_signal)
     if job.log is not None:
         job.log.end(ended.log_discarded_bytes)
-    by_signal = ended.signal is not None and ended.reason is ExitReason.EXITED
-    shop.host.ended(assignment_id, trio.current_time(), by_signal=by_signal)
     return ended
 
 

@@ -51,7 +51,6 @@ async def _to_final_report(shop: Workshop, jobs: Jobs, job: Job) -> None:
         return  # refused while it ran
     _tell(job, outcome)
     jobs.finish(job, outcome)
-    shop.journal.finished(job.assignment_id)
 
 
 async def _run(shop: Workshop, job: Job) -> Failure | None:

@@ -127,7 +127,8 @@ class Reporter:
         self._sent = max(self._sent, seq)
         while self._pending and self._pending[0][0] <= seq:
             self._pending.popleft()
-        self._journal.acknowledged(self._assignment_id, seq)
+        if not self.final_acknowledged:  # else the whole assignment is forgotten next
+            self._journal.acknowledged(self._assignment_id, seq)
         self._room.set()
 
     def resume(self, seq: int) -> None:
