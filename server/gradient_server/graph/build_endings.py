@@ -116,7 +116,14 @@ def build_succeeded(
     store_attempt(work, assignment, "Completed", None)
     close_assignment(work, assignment, AssignmentStatus.COMPLETED, seq=seq, spans_dropped=spans_dropped)
     move_builds(work, [build.id], BuildEvent.SUCCEEDED)
-    finish(work, [build.id], [build.derivation], worker=assignment.worker_name, imported=build.ifd)
+    finish(
+        work,
+        [build.id],
+        [build.derivation],
+        worker=assignment.worker_name,
+        imported=build.ifd,
+        names={build.id: build.name},
+    )
 
 
 def build_failed(

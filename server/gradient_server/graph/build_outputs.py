@@ -8,7 +8,7 @@ from gradient_server.graph.content import check_built_output, check_product
 from gradient_server.graph.metrics import store_build_metrics
 from gradient_server.graph.work import Work
 
-__all__ = ["store_build_output"]
+__all__ = ["check_build_output", "store_build_output"]
 
 _EXPECTED = sql.statement(
     "SELECT o.name, o.path, o.derivation FROM derivation_output o JOIN derivation_build b"
@@ -26,23 +26,17 @@ _SET_BUILD = sql.statement(
 )
 
 
+def check_build_output(work: Work, assignment: Assignment, report: BuildOutput) -> str | None:
+    """Why the content is refused, None if it fits the build."""
+    return _check(report, _expected(work, assignment))
+
+
 def store_build_output(work: Work, assignment: Assignment, report: BuildOutput) -> str | None:
     """Stores hashes, sizes, products and metrics. The reason if the content is refused."""
-    expected = {
-        row[0]: (row[1], row[2]) for row in sql.run(work.connection, _EXPECTED, {"build": assignment.job})
-    }
-    for output in report.outputs:
-        if output.name not in expected or expected[output.name][0] != output.path:
-            return f"the build has no output {output.name[:100]!r} at {output.path[:300]!r}"
-        reason = check_built_output(output)
-        if reason is not None:
-            return reason
-    if len({output.name for output in report.outputs}) != len(expected):
-        return "not every output of the build is named, or one is named twice"
-    for product in report.products:
-        reason = check_product(product, set(expected))
-        if reason is not None:
-            return reason
+    expected = _expected(work, assignment)
+    reason = _check(report, expected)
+    if reason is not None:
+        return reason
     for output in report.outputs:
         parameters = {
             "derivation": expected[output.name][1],
@@ -57,6 +51,27 @@ def store_build_output(work: Work, assignment: Assignment, report: BuildOutput) 
     if report.metrics is not None and not report.substituted:
         total = sum(output.nar_size for output in report.outputs)
         store_build_metrics(work, assignment, report.metrics, total)
+    return None
+
+
+def _expected(work: Work, assignment: Assignment) -> dict[str, tuple[str, int]]:
+    rows = sql.run(work.connection, _EXPECTED, {"build": assignment.job})
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def _check(report: BuildOutput, expected: dict[str, tuple[str, int]]) -> str | None:
+    for output in report.outputs:
+        if output.name not in expected or expected[output.name][0] != output.path:
+            return f"the build has no output {output.name[:100]!r} at {output.path[:300]!r}"
+        reason = check_built_output(output)
+        if reason is not None:
+            return reason
+    if len({output.name for output in report.outputs}) != len(expected):
+        return "not every output of the build is named, or one is named twice"
+    for product in report.products:
+        reason = check_product(product, set(expected))
+        if reason is not None:
+            return reason
     return None
 
 

@@ -110,12 +110,14 @@ def finish(
     *,
     worker: str | None = None,
     imported: bool = True,
+    names: dict[str, str] | None = None,
 ) -> None:
     """What follows for others once these builds are Completed.
 
-    `imported` False: nobody has asked to import any of them, which saves a look-up.
+    `imported` False: nobody has asked to import any of them; `names`: the builds' names. Each saves a
+    look-up.
     """
-    evaluations = _settle_jobs(work, builds, BuildStatus.COMPLETED, worker=worker)
+    evaluations = _settle_jobs(work, builds, BuildStatus.COMPLETED, worker=worker, names=names)
     if imported:
         settle_imports(work, builds, None)
     parameters = {"derivations": sql.array(work.connection, derivations)}
@@ -233,6 +235,7 @@ def _settle_jobs(
     *,
     worker: str | None = None,
     error: str | None = None,
+    names: dict[str, str] | None = None,
 ) -> dict[str, None]:
     """Gives every wish for these builds its outcome; the evaluations concerned, in order."""
     parameters = {**_ids(work, builds), "outcome": status, "now": work.now}
@@ -241,7 +244,7 @@ def _settle_jobs(
     for build, evaluation, attr in sql.run(work.connection, _SETTLE_JOBS, parameters):
         wishes[build].append((evaluation, attr))
         evaluations[evaluation] = None
-    names = _names(work, builds)
+    names = names or _names(work, builds)
     for build, wanted in wishes.items():
         attr = next((attr for _, attr in wanted if attr is not None), None)
         work.events.append(

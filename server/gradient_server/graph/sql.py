@@ -1,8 +1,8 @@
 """How the graph writes SQL: text for both databases, run on the driver's cursor (db/hot.py).
 
 In a statement, `IN [names]` takes a parameter that `array` made: SQLite has no arrays, so there it is
-JSON. Rows come back as the driver gives them; JSON columns are text on SQLite and values on
-PostgreSQL, `from_json` reads both.
+JSON; and where the array has one element, the statement says `= :names`. Rows come back as the driver
+gives them; JSON columns are text on SQLite and values on PostgreSQL, `from_json` reads both.
 
 Transactions of PostgreSQL run side by side (READ COMMITTED). What changes the shape of the graph
 (ingest, cascades, aborts, healing) takes the graph's lock alone; the completion of a build, which only
@@ -19,6 +19,8 @@ import sqlalchemy as sa
 from gradient_server.db.hot import HotStatement, execute_text
 
 __all__ = [
+    "Array",
+    "GraphStatement",
     "array",
     "chunks",
     "from_json",
@@ -37,16 +39,34 @@ _ARRAY = re.compile(r"IN \[([a-z_]+)\]")
 # An arbitrary number that nothing else locks: "graph" in a telephone's letters.
 _GRAPH_LOCK = 47274
 
-_LOCK_ALONE = HotStatement("SELECT 1", f"SELECT pg_advisory_xact_lock({_GRAPH_LOCK})")
-_LOCK_SHARED = HotStatement("SELECT 1", f"SELECT pg_advisory_xact_lock_shared({_GRAPH_LOCK})")
+
+class Array(list[Any]):
+    """The value of an array parameter: texts or integers."""
+
+    __slots__ = ()
 
 
-def statement(sqlite: str, postgresql: str | None = None) -> HotStatement:
+class GraphStatement:
+    """A statement with arrays, and the same for arrays of one: most jobs end one at a time."""
+
+    __slots__ = ("many", "one")
+
+    def __init__(self, sqlite: str, postgresql: str | None) -> None:
+        postgresql = postgresql or sqlite
+        self.many = HotStatement(
+            _ARRAY.sub(r"IN (SELECT value FROM json_each(:\1))", sqlite),
+            _ARRAY.sub(r"= ANY(:\1)", postgresql),
+        )
+        self.one = HotStatement(_ARRAY.sub(r"= :\1", sqlite), _ARRAY.sub(r"= :\1", postgresql))
+
+
+def statement(sqlite: str, postgresql: str | None = None) -> GraphStatement:
     """A statement in which `IN [name]` stands for membership in an array parameter."""
-    return HotStatement(
-        _ARRAY.sub(r"IN (SELECT value FROM json_each(:\1))", sqlite),
-        _ARRAY.sub(r"= ANY(:\1)", postgresql or sqlite),
-    )
+    return GraphStatement(sqlite, postgresql)
+
+
+_LOCK_ALONE = statement("SELECT 1", f"SELECT pg_advisory_xact_lock({_GRAPH_LOCK})")
+_LOCK_SHARED = statement("SELECT 1", f"SELECT pg_advisory_xact_lock_shared({_GRAPH_LOCK})")
 
 
 def is_postgresql(connection: sa.Connection) -> bool:
@@ -54,21 +74,30 @@ def is_postgresql(connection: sa.Connection) -> bool:
     return connection.dialect.name == "postgresql"
 
 
-def array(connection: sa.Connection, values: Iterable[str] | Iterable[int]) -> Any:  # noqa: ANN401 - the driver's
+def array(connection: sa.Connection, values: Iterable[str] | Iterable[int]) -> Array:
     """The value of an array parameter."""
-    listed = list(values)
-    return listed if is_postgresql(connection) else json.dumps(listed)
+    del connection
+    return Array(values)
 
 
 def run(
-    connection: sa.Connection, text: HotStatement, parameters: Mapping[str, Any] | None = None
+    connection: sa.Connection, text: GraphStatement, parameters: Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """One statement's rows."""
-    return execute_text(connection, text, parameters or {})
+    if not parameters:
+        return execute_text(connection, text.one, {})
+    arrays = {name: value for name, value in parameters.items() if type(value) is Array}
+    if all(len(value) == 1 for value in arrays.values()):
+        singles = {name: value[0] for name, value in arrays.items()}
+        return execute_text(connection, text.one, {**parameters, **singles})
+    if not is_postgresql(connection):
+        lists = {name: json.dumps(value) for name, value in arrays.items()}
+        return execute_text(connection, text.many, {**parameters, **lists})
+    return execute_text(connection, text.many, {**parameters, **{n: list(v) for n, v in arrays.items()}})
 
 
-def run_many(connection: sa.Connection, text: HotStatement, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The same statement for each of `rows`; what it returns is dropped."""
+def run_many(connection: sa.Connection, text: GraphStatement, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The same statement, which has no arrays, for each of `rows`; what it returns is dropped."""
     if not rows:
         return
     if not connection.in_transaction():
@@ -76,7 +105,7 @@ def run_many(connection: sa.Connection, text: HotStatement, rows: Sequence[Mappi
     driver: Any = connection.connection.driver_connection
     cursor = driver.cursor()
     try:
-        cursor.executemany(text.text(connection.dialect.name), rows)
+        cursor.executemany(text.one.text(connection.dialect.name), rows)
     finally:
         cursor.close()
 

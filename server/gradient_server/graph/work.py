@@ -20,3 +20,9 @@ class Work:
     ids: IdSource
     settings: GraphSettings = field(default_factory=GraphSettings)
     events: list[Event] = field(default_factory=list)
+    # What this transaction has still to end, by id, with the reason (aftermath.py): open attempts whose
+    # members were aborted, and evaluations that were waiting members of a cluster that ended.
+    attempts_to_abort: dict[str, str] = field(default_factory=dict)
+    evaluations_to_abort: dict[str, str] = field(default_factory=dict)
+    # Objects of the NAR store that nothing names any more, for their deletion after the commit.
+    unused_objects: list[str] = field(default_factory=list)

@@ -365,7 +365,10 @@ def _held(path: str) -> CachedPath:
     )
 
 
-_NEEDS = "FROM derivation_build b JOIN derivation_dependency e ON e.derivation = b.derivation AND NOT e.runtime_only"
+_NEEDS = (
+    "FROM derivation_build b"
+    " JOIN derivation_dependency e ON e.derivation = b.derivation AND NOT e.runtime_only"
+)
 _COMPLETED = "SELECT 1 FROM derivation_build c WHERE c.derivation = e.dependency AND c.status = 'Completed'"
 _CURRENT = (
     "SELECT 1 FROM derivation_build c WHERE c.derivation = e.dependency"
