@@ -50,6 +50,7 @@ def plan_pass(
     book: ClusterBook,
     floor: Floor,
     desk: ReservationDesk,
+    *,
     idle_slots: Collection[tuple[str, JobKind]],
     excluded: Mapping[str, Collection[str]],
     now: float,
@@ -68,7 +69,7 @@ def plan_pass(
         return outcome
     idle = floor.idle(idle_slots)
     requests = {entry.info.id: _request(entry, floor, excluded) for entry in waiting}
-    holder = _commit_reservation(book, floor, desk, requests, idle, now)
+    holder = _commit_reservation(book, floor, desk, requests=requests, idle=idle, now=now)
     if holder is not None:
         outcome.attempts.append(holder)
     unreserved = ~floor.flags(desk.workers)
@@ -82,7 +83,9 @@ def plan_pass(
     started = {attempt.cluster_id for attempt in outcome.attempts}
     outcome.unseated = tuple(cluster_id for cluster_id in requests if cluster_id not in started)
     if desk.held is None:
-        outcome.reserved = _reserve(book, floor, desk, requests, outcome.unseated, idle, now)
+        outcome.reserved = _reserve(
+            book, floor, desk, requests=requests, unseated=outcome.unseated, idle=idle, now=now
+        )
     return outcome
 
 
@@ -144,6 +147,7 @@ def _commit_reservation(
     book: ClusterBook,
     floor: Floor,
     desk: ReservationDesk,
+    *,
     requests: Mapping[str, Request],
     idle: Mapping[JobKind, Flags],
     now: float,
@@ -177,6 +181,7 @@ def _reserve(
     book: ClusterBook,
     floor: Floor,
     desk: ReservationDesk,
+    *,
     requests: Mapping[str, Request],
     unseated: Sequence[str],
     idle: Mapping[JobKind, Flags],

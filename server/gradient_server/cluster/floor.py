@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gradient_protocol.kinds import JobKind
 
-from gradient_server.cluster.planner import Flags, Vector, zones_of
+from gradient_server.cluster.planner import Flags, Vector, Zones
 from gradient_server.domain.job import PendingJob
 from gradient_server.scheduler.eligibility import Requirement, refusal
 from gradient_server.scheduler.model import WorkerInfo
@@ -32,7 +32,7 @@ class Floor:
         self._columns: dict[str, int] = {}
         self._zone_codes: dict[str | None, int] = {None: 0}
         self._zone_of: npt.NDArray[np.intp] = np.zeros(_FIRST_CAPACITY, np.intp)
-        self._zones: list[tuple[int, npt.NDArray[np.intp]]] | None = None
+        self._zones: Zones | None = None
         self._takes_jobs: Flags = np.zeros(_FIRST_CAPACITY, np.bool_)
         self._ram_total_mb: Vector = np.full(_FIRST_CAPACITY, np.nan)
         self._able: OrderedDict[Requirement, Flags] = OrderedDict()
@@ -118,12 +118,11 @@ class Floor:
         return found
 
     @property
-    def zones(self) -> list[tuple[int, npt.NDArray[np.intp]]]:
-        """Each zone's code with its columns."""
+    def zones(self) -> Zones:
+        """The connected workers' columns by zone."""
         if self._zones is None:
             connected = np.array([worker is not None for worker in self._ids])
-            codes = np.where(connected, self._zone_of, -1)
-            self._zones = [(code, columns) for code, columns in zones_of(codes) if code >= 0]
+            self._zones = Zones.of(np.where(connected, self._zone_of, -1))
         return self._zones
 
     def zone_name(self, code: int) -> str | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradient_protocol.kinds import JobKind
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["Flags", "Placement", "Request", "Vector", "place", "plan", "seatable", "zones_of"]
+__all__ = ["Flags", "Placement", "Request", "Vector", "Zones", "place", "plan", "seatable"]
 
 Flags = npt.NDArray[np.bool_]
 Vector = npt.NDArray[np.float64]
@@ -47,14 +47,33 @@ class Placement:
     cost: float
 
 
-def zones_of(codes: npt.NDArray[np.intp]) -> list[tuple[int, Columns]]:
-    """Each zone's code with its columns, by code; workers without a zone have one code of their own."""
-    return [(int(code), np.flatnonzero(codes == code)) for code in np.unique(codes)]
+@dataclass(frozen=True, slots=True)
+class Zones:
+    """The workers' columns sorted by zone: zone `codes[k]` has `order[starts[k]:starts[k + 1]]`."""
+
+    codes: tuple[int, ...]
+    order: Columns
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, codes: npt.NDArray[np.intp]) -> "Zones":
+        """From each column's code; workers without a zone have one code of their own, -1 is nobody."""
+        order = np.argsort(codes, kind="stable")
+        order = order[codes[order] >= 0]
+        found, starts = np.unique(codes[order], return_index=True)
+        return cls(tuple(found.tolist()), order, (*starts.tolist(), len(order)))
+
+    @classmethod
+    def one(cls, columns: Columns) -> "Zones":
+        """All columns together, under the code -1."""
+        return cls((-1,), columns, (0, len(columns)))
+
+    def columns(self, place: int) -> Columns:
+        """The columns of the zone at `place` in `codes`."""
+        return self.order[self.starts[place] : self.starts[place + 1]]
 
 
-def plan(
-    requests: Sequence[Request], idle: Mapping[JobKind, Flags], zones: Sequence[tuple[int, Columns]]
-) -> dict[str, Placement]:
+def plan(requests: Sequence[Request], idle: Mapping[JobKind, Flags], zones: Zones) -> dict[str, Placement]:
     """The placements of one pass by cluster id; clusters without a full one are left out.
 
     `idle` is (workers,) for each kind.
@@ -72,25 +91,31 @@ def plan(
     return placed
 
 
-def place(
-    usable: Flags, cost: Vector, zones: Sequence[tuple[int, Columns]], *, same_zone: bool
-) -> Placement | None:
+def place(usable: Flags, cost: Vector, zones: Zones, *, same_zone: bool) -> Placement | None:
     """The cheapest full placement of one cluster over the usable seats; None if there is none.
 
     Of zones that cost the same, the first wins. Without `same_zone` the zone of the answer is -1.
     """
-    if not usable.any(axis=1).all():
+    if not same_zone:
+        zones = Zones.one(np.flatnonzero(usable.any(axis=0)))
+    if len(zones.order) < len(usable):
         return None
-    everywhere = [(-1, np.flatnonzero(usable.any(axis=0)))]
+    masked = np.where(usable, cost, np.inf)
+    # Each member at its cheapest worker of the zone: no matching can cost less, and many zones are
+    # passed over by it; infinite where a member has no worker there.
+    cheapest = np.minimum.reduceat(masked[:, zones.order], zones.starts[:-1], axis=1).sum(axis=0)
     best: Placement | None = None
-    for code, columns in zones if same_zone else everywhere:
-        if len(columns) < len(usable):
-            continue
-        matched = _match(usable[:, columns], cost[:, columns])
+    for place_ in np.argsort(cheapest, kind="stable").tolist():
+        bound = float(cheapest[place_])
+        if np.isinf(bound) or (best is not None and bound > best.cost):
+            break
+        columns = zones.columns(place_)
+        matched = _match(masked[:, columns])
         if matched is None:
             continue
         chosen, total = matched
-        if best is None or total < best.cost:
+        code = zones.codes[place_]
+        if best is None or (total, code) < (best.cost, best.zone):
             best = Placement(code, tuple(columns[chosen].tolist()), total)
     return best
 
@@ -106,25 +131,25 @@ def seatable(usable: Flags) -> list[int | None]:
     return found
 
 
-def _match(usable: Flags, cost: Vector) -> tuple[Columns, float] | None:
-    """One column a row at the lowest sum, and the sum."""
-    members = len(usable)
-    if not usable.any(axis=1).all():
+def _match(masked: Vector) -> tuple[Columns, float] | None:
+    """One column a row at the lowest sum, and the sum; infinite where a seat is not usable."""
+    members, workers = masked.shape
+    if workers < members:
         return None
-    masked = np.where(usable, cost, np.inf)
-    kept = _worth_a_look(masked, members)
+    kept = _worth_a_look(masked)
     try:
         _, columns = linear_sum_assignment(masked[:, kept])
     except ValueError:
-        # There is no full matching; every entry of the costs themselves is finite.
+        # There is no full matching; every cost itself is finite.
         return None
     chosen = kept[columns]
     return chosen, float(masked[np.arange(members), chosen].sum())
 
 
-def _worth_a_look(masked: Vector, members: int) -> Columns:
+def _worth_a_look(masked: Vector) -> Columns:
     """The columns that can matter: of n rows, each needs its own n cheapest at most."""
-    if masked.shape[1] <= members * members:
-        return np.arange(masked.shape[1])
+    members, workers = masked.shape
+    if workers <= 2 * members * members:
+        return np.arange(workers)
     cheapest = np.argpartition(masked, members - 1, axis=1)[:, :members]
     return np.unique(cheapest)

@@ -22,6 +22,7 @@ from gradient_server.domain.events import Bus
 from gradient_server.domain.status import AbortReason
 from gradient_server.scheduler.claim_store import ClaimRequest, ClaimStore
 from gradient_server.scheduler.decisions import DecisionRing
+from gradient_server.scheduler.members import MemberDesk, NoMembers
 from gradient_server.scheduler.model import (
     ASSIGNMENT_ANSWER_SECS,
     CLAIM_BATCH,
@@ -74,6 +75,7 @@ class Dispatcher:
         self._to_claim: deque[Assignment] = deque()
         self._claimable = Signal()
         self.stopping = False
+        self.members: MemberDesk = NoMembers()
         # Jobs that another got, or that could not start: looked up again at the next tick.
         self.lost: dict[str, None] = {}
 
@@ -86,6 +88,8 @@ class Dispatcher:
         """
         slots = worker.slots[kind]
         if self.stopping or worker.draining is not None or not slots.ready:
+            return False
+        if self.members.is_reserved(worker.id, kind):
             return False
         table = self._tracker.tables[kind]
         if len(table):
@@ -231,7 +235,10 @@ class Dispatcher:
         return assignment
 
     async def store_answer(self, assignment: Assignment, response: AssignJobResponse) -> None:
-        """Commits an answer that `answer_arrived` noted."""
+        """Commits an answer that `answer_arrived` noted; a member's goes to its attempt."""
+        if assignment.cluster_attempt is not None:
+            self.members.answered(assignment, response)
+            return
         with trio.CancelScope(shield=True):
             if response.accepted:
                 await self._store.accept(assignment.assignment_id, assignment.worker_id)
@@ -266,6 +273,9 @@ class Dispatcher:
             self._no_longer_outstanding(assignment, rejected=True)
             text = f"not answered within {ASSIGNMENT_ANSWER_SECS:g} s"
             log.warning("an assignment was " + text, worker=assignment.worker_name, job=assignment.job_id)
+            if assignment.cluster_attempt is not None:
+                self.members.unanswered(assignment, text)
+                continue
             with trio.CancelScope(shield=True):
                 events = await self._store.abort(assignment.assignment_id, AbortReason.UNANSWERED, text)
                 self._bus.publish(events)

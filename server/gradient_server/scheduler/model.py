@@ -82,6 +82,7 @@ class AssignedJob:
     stage: JobStage | None = None
     # What is known of the job, where the caller has it: its memory is reserved by it.
     job: PendingJob | None = None
+    cluster_attempt: str | None = None
 
 
 class AssignmentState(enum.StrEnum):
@@ -121,3 +122,5 @@ class Assignment:
     requeued: bool = False
     # The worker's answer has arrived, and is on its way to the database.
     answered: bool = False
+    # A member's attempt: its desk alone ends the assignment.
+    cluster_attempt: str | None = None

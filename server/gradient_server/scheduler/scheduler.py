@@ -27,6 +27,7 @@ from gradient_server.scheduler.claim_store import ClaimStore
 from gradient_server.scheduler.decisions import Decision, DecisionRing
 from gradient_server.scheduler.dispatch import Dispatcher
 from gradient_server.scheduler.loops import Loops
+from gradient_server.scheduler.members import MemberDesk, NoMembers
 from gradient_server.scheduler.model import (
     OFFER_WORKERS,
     AssignedJob,
@@ -94,8 +95,13 @@ class Scheduler:
             clock=clock,
             queue=self._queue,
         )
+        self._members: MemberDesk = NoMembers()
         self._holds_unscored: dict[JobKind, bool] = {}
         bus.subscribe(self.on_event)
+
+    def set_members(self, members: MemberDesk) -> None:
+        """Who starts clusters. Before anything is loaded."""
+        self._members = self.dispatcher.members = members
 
     # What waits
 
@@ -116,6 +122,7 @@ class Scheduler:
             assignment = self.pool.assignments.get(event.assignment_id)
             if assignment is not None:
                 assignment.unwanted = True
+            self._members.abort_wanted(event.assignment_id)
 
     def _queue(self, job: PendingJob) -> None:
         """The job can be assigned; replaces what was known of it."""
@@ -124,10 +131,18 @@ class Scheduler:
             # Committed before the assignment, or told before its end: the end looks it up.
             assignment.requeued = True
             return
+        known = self.tracker.members.get(job.job_id)
+        if known is not None and known.cluster == job.cluster:
+            # Told again: it never left, and does not begin to wait anew.
+            self.tracker.members[job.job_id] = job
+            self._members.arrived(job)
+            return
         self._unqueue(job.job_id)
         self.dispatcher.lost.pop(job.job_id, None)
         tracked = self.tracker.add(job, self._clock.now())
         if tracked is None:
+            if job.cluster is not None:
+                self._members.arrived(job)
             self.loops.due_changed.set()
             return
         if not self._is_held_unscored(tracked):
@@ -137,6 +152,8 @@ class Scheduler:
             self.loops.offers_changed.set()
 
     def _unqueue(self, job_id: str) -> None:
+        if job_id in self.tracker.members:
+            self._members.left(job_id)
         tracked = self.tracker.remove(job_id)
         if tracked is not None:
             self.offers.withdraw(tracked)
@@ -191,6 +208,7 @@ class Scheduler:
                 self.pool.remove(known.assignment_id)
         for one in open_assignments:
             self._adopt(worker, one)
+        self._members.worker_changed(state)
 
     def _adopt(self, worker: WorkerInfo, one: AssignedJob) -> None:
         known = self.pool.assignments.get(one.assignment_id)
@@ -217,6 +235,7 @@ class Scheduler:
                 job=one.job,
                 stage=one.stage,
                 answered=True,
+                cluster_attempt=one.cluster_attempt,
             )
         )
 
@@ -225,14 +244,16 @@ class Scheduler:
         worker = self.pool.disconnect(worker_id)
         if worker is not None:
             self.offers.close(worker)
+            self._members.worker_disconnected(worker_id)
 
     def worker_lost(self, worker_id: str) -> None:
         """The grace is over. The graph requeues what was lost; here it holds nothing any more."""
         if worker_id in self.pool.workers:
             return
         for assignment in self.pool.of_worker(worker_id):
-            if assignment.state is not AssignmentState.CLAIMING:
+            if assignment.state is not AssignmentState.CLAIMING and assignment.cluster_attempt is None:
                 self._closed(assignment.assignment_id)
+        self._members.worker_lost(worker_id)
 
     def update_capabilities(self, worker_id: str, capabilities: WorkerCapabilities) -> None:
         """The host has changed."""
@@ -250,6 +271,7 @@ class Scheduler:
         self.pool.update(worker, info)
         self.offers.prune(worker)
         self.loops.offers_changed.set()
+        self._members.worker_changed(worker)
         for kind in JobKind:
             self.dispatcher.try_assign(worker, kind, widen=True)
 
@@ -273,6 +295,7 @@ class Scheduler:
         self.offers.empty(worker)
         for kind in JobKind:
             self.pool.settle(worker, kind)
+        self._members.worker_changed(worker)
         self.loops.offers_changed.set()
 
     def undrain(self, worker_id: str) -> None:
@@ -280,6 +303,7 @@ class Scheduler:
         worker = self.pool.workers.get(worker_id)
         if worker is not None:
             worker.draining = None
+            self._members.worker_changed(worker)
 
     # What workers ask and answer
 
@@ -291,6 +315,7 @@ class Scheduler:
         if worker.draining is None:
             for kind in JobKind:
                 self.dispatcher.offer_next(worker, kind)
+        self._members.list_requested(worker)
         self.offers.list_requested(worker)
         self.loops.offers_changed.set()
 
@@ -303,6 +328,8 @@ class Scheduler:
             scored = [window.score(score) for score in message.scores]
             if any(scored):
                 self.dispatcher.try_assign(worker, kind)
+        if worker.members_offered:
+            self._members.scored(worker_id, message.scores)
 
     def request_job(self, worker_id: str, kind: JobKind) -> None:
         """A slot is free at the worker. Ignored while an AssignJob of the kind is unanswered."""
@@ -318,6 +345,7 @@ class Scheduler:
             now = self._clock.monotonic()
             slots.idle_since = now if slots.idle_since is None else slots.idle_since
             slots.idle_seen = now
+            self._members.slot_idle(worker_id, kind)
         self.loops.offers_changed.set()
 
     def answer_arrived(self, worker_id: str, response: AssignJobResponse) -> None:
@@ -331,6 +359,30 @@ class Scheduler:
             assignment = self.dispatcher.answer_arrived(worker_id, response)
         if assignment is not None:
             await self.dispatcher.store_answer(assignment, response)
+
+    # Seats of members: only their desk calls these
+
+    def take_seats(self, assignments: Sequence[Assignment]) -> bool:
+        """Takes all of these slots and their jobs in one step; nothing, if one went busy meanwhile."""
+        for one in assignments:
+            worker = self.pool.workers.get(one.worker_id)
+            if worker is None or worker.draining is not None or self.dispatcher.stopping:
+                return False
+            if not worker.slots[one.kind].ready or one.job_id in self.pool.by_job:
+                return False
+        for one in assignments:
+            self.tracker.remove(one.job_id)
+            self.pool.add(one)
+        return True
+
+    def free_seat(self, assignment_id: str, *, unsent: bool) -> None:
+        """The seat is free again. `unsent`: the worker was not told of it, and still waits."""
+        assignment = self.pool.assignments.get(assignment_id)
+        worker = None if assignment is None else self.pool.workers.get(assignment.worker_id)
+        unsent = unsent and worker is not None and assignment_id in worker.assigned
+        if unsent and worker is not None and assignment is not None:
+            worker.slots[assignment.kind].wish = True
+        self._closed(assignment_id)
 
     # Running and asking
 

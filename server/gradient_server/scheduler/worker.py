@@ -76,6 +76,8 @@ class Worker:
         # Candidates that joined or left the window since the last message about it.
         self.to_offer: dict[str, Tracked] = {}
         self.to_revoke: dict[str, None] = {}
+        # Members of clusters in the worker's cache of candidates.
+        self.members_offered: dict[str, None] = {}
         # The answer to RequestJobList is not complete yet.
         self.list_open = False
         self.eligible: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -103,7 +105,7 @@ class Worker:
     @property
     def room_in_window(self) -> int:
         """Further candidates that the worker's cache holds, those not yet revoked counted."""
-        held = sum(map(len, self.windows.values())) + len(self.to_revoke)
+        held = sum(map(len, self.windows.values())) + len(self.to_revoke) + len(self.members_offered)
         return max(MAX_WINDOW_CANDIDATES - held, 0)
 
     @property
