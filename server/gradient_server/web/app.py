@@ -1,19 +1,24 @@
 """The HTTP side: one FastAPI application over one server's services."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Final
+from typing import Any
 
+import trio
 from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry
 
 from gradient_server.net.services import Services
-from gradient_server.web import evaluations, health, jobs, projects, sources, status, workers
+from gradient_server.web import board, evaluations, health, jobs, metrics, projects, sources, status, workers
 from gradient_server.web.errors import ErrorAnswer, install_errors
 from gradient_server.web.hub import Hub
+from gradient_server.web.limits import API, Requests
+from gradient_server.web.meters import Meters
+from gradient_server.web.metrics import FactsCollector, RowCounts
 from gradient_server.web.state import Web
 
 __all__ = ["create_app"]
-
-API: Final = "/api/v1"
 
 
 def create_app(services: Services) -> FastAPI:
@@ -25,17 +30,46 @@ def create_app(services: Services) -> FastAPI:
         # Their pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
+        lifespan=_lifespan,
     )
-    hub = Hub()
-    services.bus.subscribe(hub.on_event)
-    app.state.web = Web(services=services, hub=hub, started_at=services.clock.now())
+    web = _make_web(services)
+    services.bus.subscribe(web.hub.on_event)
+    services.bus.subscribe(web.meters.on_event)
+    app.state.web = web
+    app.add_middleware(Requests, registry=web.registry)
     install_errors(app)
-    api = APIRouter(
-        prefix=API,
-        responses={code: {"model": ErrorAnswer} for code in (401, 403, 404, 409, 422)},
-    )
+    refusals: dict[int | str, dict[str, Any]] = {}
+    for code in (401, 403, 404, 409, 422):
+        refusals[code] = {"model": ErrorAnswer}
+    api = APIRouter(prefix=API, responses=refusals)
     for part in (projects, workers, sources, evaluations, jobs, status):
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(health.router)
+    for part in (metrics, board):
+        app.include_router(part.router, responses={code: refusals[code] for code in (401, 403)})
     return app
+
+
+def _make_web(services: Services) -> Web:
+    registry = CollectorRegistry()
+    return Web(
+        services=services,
+        hub=Hub(),
+        started_at=services.clock.now(),
+        registry=registry,
+        meters=Meters(services, registry),
+        facts=FactsCollector(registry),
+        rows=RowCounts(),
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """The loop of the meters, as long as requests are served. /readyz tells if it has ended."""
+    web = app.state.web
+    assert isinstance(web, Web)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(web.meters.run)
+        yield
+        nursery.cancel_scope.cancel()

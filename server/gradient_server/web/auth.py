@@ -17,7 +17,7 @@ from gradient_server.db.queries.registry import ApiKey, find_api_key
 from gradient_server.web.errors import ApiError
 from gradient_server.web.state import Web, WebDep
 
-__all__ = ["Access", "Admin", "Reader", "Writer", "is_local"]
+__all__ = ["Access", "Admin", "Overseer", "Reader", "Writer", "is_local"]
 
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 _NEEDED: Final = "an API key is needed: set GRADIENT_API_KEY_FILE to the file the server printed at its start"
@@ -108,6 +108,14 @@ async def _administering(access: Annotated[Access, Depends(_writing)]) -> Access
     return access
 
 
+async def _overseeing(access: Annotated[Access, Depends(_reading)]) -> Access:
+    if access.project is not None:
+        raise ApiError(HTTPStatus.FORBIDDEN, _BOUND)
+    return access
+
+
 Reader = Annotated[Access, Depends(_reading)]
 Writer = Annotated[Access, Depends(_writing)]
 Admin = Annotated[Access, Depends(_administering)]
+# Reads what is of all projects.
+Overseer = Annotated[Access, Depends(_overseeing)]

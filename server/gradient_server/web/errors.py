@@ -2,7 +2,6 @@
 
 from http import HTTPStatus
 
-import structlog
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -13,8 +12,6 @@ from gradient_server.db.errors import DatabaseError
 from gradient_server.storage.durable import StorageError, StorageFullError
 
 __all__ = ["ApiError", "ErrorAnswer", "install_errors"]
-
-log = structlog.get_logger(__name__)
 
 _NO_SUCH_PLACE = "there is nothing here: /openapi.json lists what there is"
 _WRONG_METHOD = "this method is not for here: /openapi.json lists what there is"
@@ -34,12 +31,11 @@ class ApiError(HTTPException):
 
 
 def install_errors(app: FastAPI) -> None:
-    """Makes every failure of a request an answer of the one shape; what is unexpected goes to the log."""
+    """Makes every refusal an answer of the one shape. What is unexpected is for `Requests` (limits.py)."""
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(DatabaseError, _unavailable)
     app.add_exception_handler(StorageError, _no_storage)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 def _answer(status: int, error: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -60,8 +56,13 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, "the body is not JSON")
+    if first["type"] in ("model_attributes_type", "missing") and first["loc"] == ("body",):
+        text = "send a JSON object, with Content-Type: application/json"
+        return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, text)
     where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-    return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {_one_line(first['msg'])}")
+    return _answer(
+        HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {_one_line(first['msg'].removeprefix('Value error, '))}"
+    )
 
 
 async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
@@ -72,11 +73,6 @@ async def _no_storage(_request: Request, error: Exception) -> JSONResponse:
     full = isinstance(error, StorageFullError)
     status = HTTPStatus.INSUFFICIENT_STORAGE if full else HTTPStatus.SERVICE_UNAVAILABLE
     return _answer(status, _one_line(str(error)))
-
-
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    log.error("a request failed", method=request.method, path=request.url.path, exc_info=error)
-    return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the server's log has it")
 
 
 def _one_line(text: str) -> str:

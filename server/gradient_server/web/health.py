@@ -3,6 +3,7 @@
 from http import HTTPStatus
 from typing import Final
 
+import structlog
 import trio
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
@@ -13,6 +14,8 @@ from gradient_server.net.services import Services
 from gradient_server.web.state import WebDep
 
 __all__ = ["router"]
+
+log = structlog.get_logger(__name__)
 
 router = APIRouter(tags=["health"])
 
@@ -35,13 +38,15 @@ async def healthz() -> Health:
 async def readyz(web: WebDep, response: Response) -> Health:
     """The database is reachable and at this version's schema, the loops run, no stop is under way."""
     problem = await _problem(web.services)
+    if problem is None and not web.meters.is_alive:
+        problem = "the event loop of the HTTP side does not turn"
     if problem is not None:
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
     return Health(status=problem or "ok")
 
 
 async def _problem(services: Services) -> str | None:
-    # A loop that fails ends the process; what answers here has all of them.
+    # A loop of the server that fails ends the process; what answers here has all of them.
     if services.draining.is_set():
         return "the server is stopping"
     revision: str | None = None
@@ -49,7 +54,8 @@ async def _problem(services: Services) -> str | None:
         try:
             revision = await services.database.read(current_revision)
         except DatabaseError as error:
-            return f"the database is not reachable: {error}"
+            log.error("the database is not reachable", reason=str(error))
+            return "the database is not reachable: the server's log says why"
     if scope.cancelled_caught:
         return f"the database did not answer within {DATABASE_SECS:.0f} s"
     if revision != newest_revision():

@@ -1,11 +1,12 @@
 """Projects and API keys."""
 
+import re
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
 import sqlalchemy as sa
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from gradient_server.db.queries.registry import (
     Project,
@@ -20,12 +21,20 @@ from gradient_server.web.auth import Access, Admin, Reader
 from gradient_server.web.errors import ApiError
 from gradient_server.web.state import WebDep
 
-__all__ = ["NAME", "Name", "project_named", "router"]
+__all__ = ["Name", "project_named", "router"]
 
 router = APIRouter(tags=["projects"])
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-Name = Annotated[str, Field(pattern=NAME)]
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise ValueError("use at most 63 letters, digits, '.', '_', '-', no sign first")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": NAME})]
 
 
 class ProjectAnswer(BaseModel):

@@ -1,13 +1,18 @@
 """What the handlers share, and how they come by it."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import trio
 from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
 
 from gradient_server.net.services import Services
 from gradient_server.web.hub import Hub
+from gradient_server.web.meters import Meters
+
+if TYPE_CHECKING:  # its handlers use Web themselves
+    from gradient_server.web.metrics import FactsCollector, RowCounts
 
 __all__ = ["Web", "WebDep", "web_of"]
 
@@ -22,6 +27,10 @@ class Web:
     services: Services
     hub: Hub
     started_at: float
+    registry: CollectorRegistry
+    meters: Meters
+    facts: "FactsCollector"
+    rows: "RowCounts"
     uploads: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(UPLOADS))
 
 

@@ -13,11 +13,12 @@ __all__ = ["StreamedResponse"]
 class StreamedResponse(Response):
     """Sends what `content` yields. A reader that does not read holds the generator up, nothing else."""
 
-    def __init__(self, content: AsyncGenerator[bytes, None], media_type: str) -> None:
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], media_type: str = "text/plain", status_code: int = 200
+    ) -> None:
         self._content = content
-        super().__init__(
-            media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        )
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(status_code=status_code, media_type=media_type, headers=headers)
         del self.headers["content-length"]
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
