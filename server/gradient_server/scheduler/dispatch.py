@@ -96,7 +96,7 @@ class Dispatcher:
             instance = self.instance()
             now, monotonic = self._clock.now(), self._clock.monotonic()
             verdict = self._ranking.decide(table, worker, instance, now=now, monotonic=monotonic)
-            if verdict.decision.eligible:
+            if verdict.decision.considered:
                 self._decisions.record(verdict.decision)
             if verdict.choice is not None:
                 self._take(worker, verdict.choice, instance)

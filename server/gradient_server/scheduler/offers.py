@@ -13,15 +13,15 @@ import msgspec
 from gradient_protocol.limits import MAX_OFFER_BYTES, MAX_WINDOW_CANDIDATES
 from gradient_protocol.messages.server import Candidate, JobListChunk, JobOffer, RevokeJob
 
-from gradient_server.scheduler.model import NEXT_CANDIDATES, OFFER_WORKERS
+from gradient_server.scheduler.model import OFFER_WORKERS
 from gradient_server.scheduler.tracker import JobTracker, Tracked
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
 
 __all__ = ["WINDOW_ENOUGH", "Offers", "next_chunk"]
 
-# A busy worker whose window holds this many is passed over once a few others were offered.
-WINDOW_ENOUGH: Final = NEXT_CANDIDATES
+# A worker whose window holds this many is passed over once a few others were offered.
+WINDOW_ENOUGH: Final = 32
 _FEW_WORKERS: Final = 8
 _BUSY_LOOKED_AT: Final = 64
 _OVERHEAD_BYTES: Final = 64  # a message's own names
@@ -70,20 +70,14 @@ class Offers:
         kind = tracked.job.kind
         waiting = self._pool.waiting[kind]
         for worker_id in waiting:
+            self._offer_if_wanting(self._pool.workers[worker_id], tracked)
             if len(tracked.offered_to) >= OFFER_WORKERS:
                 return
-            self._offer_if_able(self._pool.workers[worker_id], tracked)
-        looked_at = 0
-        for worker_id in self._pool.by_expected[kind]:
-            if len(tracked.offered_to) >= OFFER_WORKERS or looked_at >= _BUSY_LOOKED_AT:
+        for looked_at, worker_id in enumerate(self._pool.by_expected[kind]):
+            if looked_at >= _BUSY_LOOKED_AT or len(tracked.offered_to) >= OFFER_WORKERS:
                 return
-            if worker_id in waiting:
-                continue
-            looked_at += 1
-            worker = self._pool.workers[worker_id]
-            enough = len(worker.windows[kind]) >= WINDOW_ENOUGH
-            if not (enough and len(tracked.offered_to) >= _FEW_WORKERS):
-                self._offer_if_able(worker, tracked)
+            if worker_id not in waiting:
+                self._offer_if_wanting(self._pool.workers[worker_id], tracked)
 
     def offer_next(self, worker: Worker, candidates: Iterable[Tracked]) -> int:
         """Candidates for one worker that has nothing to choose from. How many were new to it."""
@@ -132,6 +126,11 @@ class Offers:
         for window in worker.windows.values():
             worker.to_offer.update((entry.job.job_id, entry) for entry in window.entries)
         self.urgent[worker.id] = None
+
+    def _offer_if_wanting(self, worker: Worker, tracked: Tracked) -> None:
+        enough = len(worker.windows[tracked.job.kind]) >= WINDOW_ENOUGH
+        if not (enough and len(tracked.offered_to) >= _FEW_WORKERS):
+            self._offer_if_able(worker, tracked)
 
     def _offer_if_able(self, worker: Worker, tracked: Tracked) -> bool:
         job_id, kind = tracked.job.job_id, tracked.job.kind

@@ -1,28 +1,31 @@
 """One decision: which of the pending jobs of a kind a worker gets. Synchronous, changes nothing.
 
-Every eligible job is ranked. What the policy holds for want of a score cannot win, whatever its
-points, so it is left out before the points are counted; in a busy pool that is most of the queue.
+Every eligible job that can win is ranked. What the policy holds for want of a score cannot, whatever
+its points, so it is left out beforehand; in a busy pool that is most of the queue.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from gradient_protocol.kinds import JobKind
 
-from gradient_server.scheduler.decisions import Considered, Decision
+from gradient_server.scheduler.decisions import Decision, DecisionDetail
 from gradient_server.scheduler.selection import best, in_order
 from gradient_server.scheduler.tracker import JobTable, Tracked
+from gradient_server.scheduler.window import Window
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
 from gradient_server.scoring.breakdown import ScoreBreakdown
 from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.policy import Scores, ScoringPolicy
+from gradient_server.scoring.weights import RESCORE_MAX_ROUNDS
 
 __all__ = ["Choice", "Ranking", "Verdict"]
 
-_RECORDED = 3
+Rows: TypeAlias = npt.NDArray[np.intp]
 _ALL_UNKNOWN = WorkerContext()
 
 
@@ -52,18 +55,28 @@ class Ranking:
     def __init__(self, pool: WorkerPool, policy: ScoringPolicy) -> None:
         self._pool = pool
         self._policy = policy
+        self._holds_unscored: dict[JobKind, bool] = {}
+
+    def holds_unscored(self, kind: JobKind) -> bool:
+        """Whether the policy holds all jobs of the kind that a worker has not scored, for their first rounds."""
+        if kind not in self._holds_unscored:
+            probe = np.zeros((len(Field), 1))
+            probe[Field.IS_BUILD] = kind is JobKind.BUILD
+            probe[Field.RESCORE_COUNT] = RESCORE_MAX_ROUNDS - 1
+            held = self._policy.held_unscored(JobColumns(probe, now=0.0), _ALL_UNKNOWN, InstanceContext())
+            self._holds_unscored[kind] = held is not None and bool(held.all())
+        return self._holds_unscored[kind]
 
     def decide(
         self, table: JobTable, worker: Worker, instance: InstanceContext, *, now: float, monotonic: float
     ) -> Verdict:
-        """Ranks the whole table for `worker`. `now` is wall time."""
-        allowed = self.allowed(table, worker, monotonic)
-        scores, present, rows, eligible = self._score(table, worker, instance, allowed, now)
-        candidates = [table.at(row) for row in rows.tolist()]
-        job_ids = [one.job.job_id for one in candidates]
+        """Ranks what waits in `table` for `worker`. `now` is wall time."""
+        candidates = self._candidates(table, worker, monotonic)
+        scores, reported = self._score(table, worker, instance, candidates, now)
+        rows = candidates.rows.tolist()
+        job_ids = [table.at(row).job.job_id for row in rows]
         wins = scores.wins
         chosen = best(scores.total, wins, job_ids)
-        top = in_order(scores.total, job_ids, np.arange(len(rows)), _RECORDED)
         vetoed = 0 if scores.vetoed is None else int(np.count_nonzero(scores.vetoed))
         decision = Decision(
             at=now,
@@ -71,38 +84,39 @@ class Ranking:
             worker_name=worker.info.name,
             kind=table.kind,
             chosen=None if chosen is None else job_ids[chosen],
-            eligible=eligible,
-            unscored=eligible - len(rows),
+            pending=len(table),
+            considered=len(rows),
             vetoed=vetoed,
             below_floor=len(rows) - vetoed - int(np.count_nonzero(wins)),
-            best=tuple(_considered(candidates[place], scores, place) for place in top),
+            detail=DecisionDetail(scores, job_ids),
         )
         if chosen is None:
             return Verdict(None, decision)
-        reported = present.reported(chosen)
-        second = next((place for place in top if place != chosen and wins[place]), None)
+        wins[chosen] = False
+        second = best(scores.total, wins, job_ids)
+        missing_count, missing_nar_size, outputs_present = reported.at(chosen)
         choice = Choice(
-            tracked=candidates[chosen],
+            tracked=table.at(rows[chosen]),
             breakdown=scores.breakdown(chosen),
             runner_up=None if second is None else (job_ids[second], float(scores.total[second])),
-            missing_count=reported[0],
-            missing_nar_size=reported[1],
-            outputs_present=reported[2],
+            missing_count=missing_count,
+            missing_nar_size=missing_nar_size,
+            outputs_present=outputs_present,
         )
         return Verdict(choice, decision)
 
-    def allowed(self, table: JobTable, worker: Worker, monotonic: float) -> Flags:
-        """Which rows the worker may be given at all."""
+    def allowed(self, table: JobTable, worker: Worker, rows: Rows, monotonic: float) -> Flags:
+        """Which of the rows the worker may be given at all."""
         self._pool.intern_fresh()
-        allowed: Flags = worker.eligible[table.requirement_ids]
+        allowed: Flags = worker.eligible[table.requirement_ids[rows]]
         for job_id in list(worker.excluded):
             tracked = table.get(job_id)
             if worker.is_excluded(job_id, monotonic) and tracked is not None:
-                allowed[tracked.row] = False
+                allowed &= rows != tracked.row
         if table.ram_bound_jobs:
-            allowed &= self._enough_ram(table, worker)
+            allowed &= self._enough_ram(table, worker, rows)
         if table.kind is JobKind.EVAL and not worker.info.can.eval:
-            self._only_halves(table, worker, allowed)
+            self._only_halves(table, worker, rows, allowed)
         return allowed
 
     def evaluator_is_idle(self, worker: Worker, tracked: Tracked) -> bool:
@@ -129,7 +143,7 @@ class Ranking:
 
         Those in few windows go first, so that workers that ask together get different ones.
         """
-        outside = self.allowed(table, worker, monotonic)
+        outside = self.allowed(table, worker, np.arange(len(table)), monotonic)
         window = worker.windows[table.kind]
         if len(window):
             outside[window.rows()] = False
@@ -151,42 +165,46 @@ class Ranking:
         self, table: JobTable, tracked: Tracked, worker: Worker, instance: InstanceContext, *, now: float
     ) -> Scores:
         """What the worker would make of one candidate: a batch of one."""
-        only = np.zeros(len(table), np.bool_)
-        only[tracked.row] = True
-        rows = np.flatnonzero(only)
-        return self._score_rows(table, worker, instance, rows, now)[0]
+        place = worker.windows[table.kind].place(tracked.job.job_id)
+        only = _Candidates(np.array([tracked.row]), np.array([place]))
+        return self._score(table, worker, instance, only, now)[0]
+
+    def _candidates(self, table: JobTable, worker: Worker, monotonic: float) -> "_Candidates":
+        """What can win at all: the window, and what the policy lets pass unscored.
+
+        The whole table is looked at only where something in it can pass unscored. NumPy gives the
+        interpreter up for each operation on more than 500 elements, and under load waits to get it back.
+        """
+        rows = worker.windows[table.kind].rows()
+        places = np.arange(len(rows))
+        unscored_pass = not self.holds_unscored(table.kind)
+        if unscored_pass or table.ripe_jobs:
+            others = np.ones(len(table), np.bool_) if unscored_pass else table.ripe
+            others[rows] = False
+            more = np.flatnonzero(others)
+            rows = np.concatenate([rows, more])
+            places = np.concatenate([places, np.full(len(more), -1, np.intp)])
+        allowed = self.allowed(table, worker, rows, monotonic)
+        if not allowed.all():
+            rows, places = rows[allowed], places[allowed]
+        return _Candidates(rows, places)
 
     def _score(
-        self, table: JobTable, worker: Worker, instance: InstanceContext, allowed: Flags, now: float
-    ) -> tuple[Scores, "_Reported", npt.NDArray[np.intp], int]:
-        eligible = int(np.count_nonzero(allowed))
-        window = worker.windows[table.kind]
-        missing = np.full(len(table), np.nan)
-        if len(window):
-            missing[window.rows()] = window.missing_nar_size[: len(window)]
-        everything = JobColumns(table.matrix, now=now, missing_nar_size=missing)
-        held = self._policy.held_unscored(everything, worker.context, instance)
-        rows = np.flatnonzero(allowed if held is None else allowed & ~held)
-        scores, reported = self._score_rows(table, worker, instance, rows, now)
-        return scores, reported, rows, eligible
-
-    def _score_rows(
         self,
         table: JobTable,
         worker: Worker,
         instance: InstanceContext,
-        rows: npt.NDArray[np.intp],
+        candidates: "_Candidates",
         now: float,
     ) -> tuple[Scores, "_Reported"]:
-        # Fewer rows are gathered; all of them are read where they are.
-        matrix: Vector = table.matrix if len(rows) == len(table) else table.matrix[:, rows]
+        rows = candidates.rows
+        matrix: Vector = table.matrix[:, rows]
         if table.kind is JobKind.BUILD:
-            matrix = matrix if len(rows) != len(table) else matrix.copy()
             total, releasable = self._pool.ram_by_requirement()
             requirement_ids = table.requirement_ids[rows]
             matrix[Field.POOL_RAM_TOTAL_MB] = total[requirement_ids]
             matrix[Field.POOL_RAM_RELEASABLE_MB] = releasable[requirement_ids]
-        reported = _Reported.of(table, worker, rows)
+        reported = _Reported.of(worker.windows[table.kind], candidates.places)
         columns = JobColumns(
             matrix,
             now=now,
@@ -196,18 +214,26 @@ class Ranking:
         )
         return self._policy.score_detailed(columns, worker.context, instance), reported
 
-    def _enough_ram(self, table: JobTable, worker: Worker) -> Flags:
+    def _enough_ram(self, table: JobTable, worker: Worker, rows: Rows) -> Flags:
         """After an out-of-memory kill: more RAM than then, while a worker with more is here."""
-        bound = table.ram_over_mb
-        largest = self._pool.ram_by_requirement()[0][table.requirement_ids]
+        bound = table.ram_over_mb[rows]
+        largest = self._pool.ram_by_requirement()[0][table.requirement_ids[rows]]
         flags: Flags = ~((worker.context.metrics.ram_total_mb <= bound) & (largest > bound))
         return flags
 
-    def _only_halves(self, table: JobTable, worker: Worker, allowed: Flags) -> None:
+    def _only_halves(self, table: JobTable, worker: Worker, rows: Rows, allowed: Flags) -> None:
         """One that fetches and does not evaluate takes a job only while it can be split."""
-        for row in np.flatnonzero(allowed).tolist():
-            if not self.evaluator_is_idle(worker, table.at(row)):
-                allowed[row] = False
+        for place in np.flatnonzero(allowed).tolist():
+            if not self.evaluator_is_idle(worker, table.at(rows[place])):
+                allowed[place] = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Rows of the table, and the place of each in the worker's window, -1 for none."""
+
+    rows: Rows
+    places: Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +245,16 @@ class _Reported:
     outputs_present: Flags
 
     @classmethod
-    def of(cls, table: JobTable, worker: Worker, rows: npt.NDArray[np.intp]) -> "_Reported":
-        window = worker.windows[table.kind]
-        places = np.full(max(len(table), 1), -1, np.intp)
-        if len(window):
-            places[window.rows()] = np.arange(len(window))
-        at = places[rows]
-        known = at >= 0
-        return cls(
-            np.where(known, window.missing_count[at], np.nan),
-            np.where(known, window.missing_nar_size[at], np.nan),
-            known & window.outputs_present[at],
-        )
+    def of(cls, window: Window, places: Rows) -> "_Reported":
+        count, size = window.missing_count[places], window.missing_nar_size[places]
+        present = window.outputs_present[places]
+        outside = places < 0
+        if outside.any():
+            count[outside] = size[outside] = np.nan
+            present[outside] = False
+        return cls(count, size, present)
 
-    def reported(self, place: int) -> tuple[int | None, int | None, bool]:
+    def at(self, place: int) -> tuple[int | None, int | None, bool]:
         """Missing paths, missing bytes, whether every output is there."""
         count, size = self.missing_count[place], self.missing_nar_size[place]
         return (
@@ -240,13 +262,3 @@ class _Reported:
             None if np.isnan(size) else int(size),
             bool(self.outputs_present[place]),
         )
-
-
-def _considered(tracked: Tracked, scores: Scores, place: int) -> Considered:
-    return Considered(
-        job_id=tracked.job.job_id,
-        name=tracked.job.name,
-        total=float(scores.total[place]),
-        rules=scores.points_of(place),
-        vetoes=scores.vetoes_of(place),
-    )

@@ -44,8 +44,6 @@ from gradient_server.scheduler.tracker import JobTracker, Tracked
 from gradient_server.scheduler.why import WhyAnswer, explain
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import IdleSlot, WorkerPool
-from gradient_server.scoring.columns import JobColumns
-from gradient_server.scoring.contexts import WorkerContext
 from gradient_server.scoring.policy import ScoringPolicy
 
 __all__ = ["Scheduler"]
@@ -69,7 +67,6 @@ class Scheduler:
         policy: ScoringPolicy,
     ) -> None:
         self._clock = clock
-        self._policy = policy
         self.tracker = JobTracker()
         self.pool = WorkerPool(self.tracker.requirements, settings)
         self.offers = Offers(self.tracker, self.pool)
@@ -96,7 +93,6 @@ class Scheduler:
             queue=self._queue,
         )
         self._members: MemberDesk = NoMembers()
-        self._holds_unscored: dict[JobKind, bool] = {}
         bus.subscribe(self.on_event)
 
     def set_members(self, members: MemberDesk) -> None:
@@ -145,7 +141,7 @@ class Scheduler:
                 self._members.arrived(job)
             self.loops.due_changed.set()
             return
-        if not self._is_held_unscored(tracked):
+        if not self.ranking.holds_unscored(job.kind):
             self._kick_for(tracked)
         if job.job_id in self.tracker.tables[job.kind]:
             self.offers.offer_new(tracked)
@@ -158,15 +154,6 @@ class Scheduler:
         if tracked is not None:
             self.offers.withdraw(tracked)
             self.loops.offers_changed.set()
-
-    def _is_held_unscored(self, tracked: Tracked) -> bool:
-        """Whether a fresh job of this kind has to wait for the worker's score: the policy's to say."""
-        kind = tracked.job.kind
-        if kind not in self._holds_unscored:
-            columns = JobColumns.of([tracked.job], now=self._clock.now())
-            held = self._policy.held_unscored(columns, WorkerContext(), self.dispatcher.instance())
-            self._holds_unscored[kind] = held is not None and bool(held[0])
-        return self._holds_unscored[kind]
 
     def _kick_for(self, tracked: Tracked) -> None:
         """A new job that needs no score: workers that wait may take it now."""

@@ -17,8 +17,9 @@ from gradient_protocol.messages.server import Candidate
 
 from gradient_server.domain.job import PendingJob
 from gradient_server.scheduler.eligibility import Requirement, Requirements
-from gradient_server.scoring.columns import Field, Vector, field_values
+from gradient_server.scoring.columns import Field, Flags, Vector, field_values
 from gradient_server.scoring.contexts import HistoryPrediction
+from gradient_server.scoring.weights import RESCORE_MAX_ROUNDS
 
 __all__ = ["JobTable", "JobTracker", "Tracked"]
 
@@ -70,6 +71,8 @@ class JobTable:
         # RAM that a worker must exceed after an out-of-memory kill; NaN for none.
         self._ram_over_mb: Vector = np.full(_FIRST_CAPACITY, np.nan)
         self.ram_bound_jobs = 0
+        # Jobs that have waited enough rounds to be assigned unscored.
+        self.ripe_jobs = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,6 +107,12 @@ class JobTable:
         return self._offer_counts[: len(self._rows)]
 
     @property
+    def ripe(self) -> Flags:
+        """The rows that have waited enough rounds to be assigned unscored; a copy."""
+        flags: Flags = self.matrix[Field.RESCORE_COUNT] >= RESCORE_MAX_ROUNDS
+        return flags
+
+    @property
     def ram_over_mb(self) -> Vector:
         """RAM that a worker must exceed, NaN for none; a view."""
         return self._ram_over_mb[: len(self._rows)]
@@ -133,6 +142,7 @@ class JobTable:
         if tracked is None:
             return None
         row, last = tracked.row, len(self._rows) - 1
+        is_ripe = bool(self._matrix[Field.RESCORE_COUNT, row] >= RESCORE_MAX_ROUNDS)
         moved = self._rows.pop()
         if row != last:
             self._rows[row] = moved
@@ -142,6 +152,7 @@ class JobTable:
             self._offer_counts[row] = self._offer_counts[last]
             self._ram_over_mb[row] = self._ram_over_mb[last]
         self._requirements.release(tracked.requirement_id)
+        self.ripe_jobs -= is_ripe
         self.ram_bound_jobs -= tracked.job.needs_ram_over_mb is not None
         tracked.row = -1
         return tracked
@@ -159,6 +170,7 @@ class JobTable:
     def bump_rescore(self) -> None:
         """One more tick of the assignment timer has passed for every candidate."""
         self.matrix[Field.RESCORE_COUNT] += 1.0
+        self.ripe_jobs = int(np.count_nonzero(self.ripe))
 
     def set_history(self, job_id: str, history: HistoryPrediction) -> None:
         """Swaps in a fresh prediction; everything else of the row stays."""

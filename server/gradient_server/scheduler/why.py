@@ -7,6 +7,7 @@ answered as `unknown` for the caller to complete from the graph.
 import enum
 from dataclasses import dataclass
 
+import numpy as np
 from gradient_protocol.kinds import JobKind
 
 from gradient_server.domain.job import PendingJob
@@ -96,7 +97,8 @@ def explain(
     if tracked is None:
         return _not_yet(job, pool, now)
     table = tracker.tables[job.kind]
-    allowed = {worker.id: bool(ranking.allowed(table, worker, monotonic)[tracked.row]) for worker in pool}
+    row = np.array([tracked.row])
+    allowed = {worker.id: bool(ranking.allowed(table, worker, row, monotonic)[0]) for worker in pool}
 
     def standing(worker: Worker) -> WorkerStanding:
         no = refusal_now(tracked, worker, monotonic)

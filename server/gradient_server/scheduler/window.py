@@ -53,6 +53,10 @@ class Window:
         """As `missing_count`; False for what was not reported."""
         return self._outputs_present
 
+    def place(self, job_id: str) -> int:
+        """Where a candidate is in `entries` and the score columns; -1 for nowhere."""
+        return self._places.get(job_id, -1)
+
     def rows(self) -> npt.NDArray[np.intp]:
         """The rows of the entries in their table."""
         return np.fromiter((entry.row for entry in self._entries), np.intp, len(self._entries))

@@ -46,8 +46,7 @@ class WorkerPool:
         self._active_builds = 0
         self._in_stage = dict.fromkeys(JobStage, 0)
         self._without_jobs = 0
-        self._windows = InstanceContext()
-        self._instance: InstanceContext | None = None
+        self._instance = InstanceContext()
         self._means: tuple[float, float, float] | None = None
         self._ram: tuple[Vector, Vector] | None = None
 
@@ -92,7 +91,6 @@ class WorkerPool:
     def sampled(self) -> None:
         """A heartbeat came: means over the fleet may have moved."""
         self._means = None
-        self._instance = None
 
     def intern_fresh(self) -> None:
         """Decides, for requirements that are new, which workers can take such jobs."""
@@ -160,7 +158,6 @@ class WorkerPool:
             slots.outstanding = assignment.assignment_id
         self.by_expected[assignment.kind].move_to_end(worker.id)
         self.settle(worker, assignment.kind)
-        self._instance = None
 
     def remove(self, assignment_id: str) -> Assignment | None:
         """The assignment ended, however. None if it is not (any more) here."""
@@ -174,7 +171,6 @@ class WorkerPool:
             worker.release(assignment_id)
             self._without_jobs += not worker.assigned
             self.settle(worker, assignment.kind)
-        self._instance = None
         return assignment
 
     def set_stage(self, assignment_id: str, stage: JobStage) -> None:
@@ -197,36 +193,31 @@ class WorkerPool:
         self._active_builds += change * (assignment.kind is JobKind.BUILD)
         if assignment.stage is not None:
             self._in_stage[assignment.stage] += change
-        self._instance = None
 
     # What decisions read
 
     def set_windows(self, windows: InstanceContext) -> None:
         """Swaps in what the instance has measured; the live counts in it are not read."""
-        self._windows = windows
-        self._instance = None
+        self._instance = replace(windows)
 
     def instance(self, pending_builds: int) -> InstanceContext:
-        """The instance as rules read it."""
-        if self._instance is None or self._instance.pending_builds != pending_builds:
-            if self._means is None:
-                self._means = self._fleet_means()
-            core, up, down = self._means
-            self._instance = replace(
-                self._windows,
-                active_builds=self._active_builds,
-                pending_builds=pending_builds,
-                total_workers=len(self.workers),
-                idle_workers=self._without_jobs,
-                cpu_core_score_mean=core,
-                upload_speed_mean_mbps=up,
-                download_speed_mean_mbps=down,
-                download_slots=self._settings.download_slots,
-                upload_slots=self._settings.upload_slots,
-                downloads_in_flight=self._in_stage[JobStage.PREFETCH],
-                uploads_in_flight=self._in_stage[JobStage.UPLOAD],
-            )
-        return self._instance
+        """The instance as rules read it now; the same object, brought up to date, each time."""
+        if self._means is None:
+            self._means = self._fleet_means()
+        instance = self._instance
+        instance.active_builds = self._active_builds
+        instance.pending_builds = pending_builds
+        instance.total_workers = len(self.workers)
+        instance.idle_workers = self._without_jobs
+        core, up, down = self._means
+        instance.cpu_core_score_mean = core
+        instance.upload_speed_mean_mbps = up
+        instance.download_speed_mean_mbps = down
+        instance.download_slots = self._settings.download_slots
+        instance.upload_slots = self._settings.upload_slots
+        instance.downloads_in_flight = self._in_stage[JobStage.PREFETCH]
+        instance.uploads_in_flight = self._in_stage[JobStage.UPLOAD]
+        return instance
 
     def ram_by_requirement(self) -> tuple[Vector, Vector]:
         """For each requirement, the largest total RAM and releasable RAM of a worker for it, in MB.
@@ -258,7 +249,6 @@ class WorkerPool:
 
     def _pool_changed(self) -> None:
         self._means = None
-        self._instance = None
         self._ram = None
 
 

@@ -129,9 +129,13 @@ class SubstituteCost:
 _NO_SAMPLES = Windowed()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class InstanceContext:
-    """What this instance has measured, and its live counts (scoring.md, "Instance Windows")."""
+    """What this instance has measured, and its live counts (scoring.md, "Instance Windows").
+
+    Not frozen: the live counts change with each assignment, and a copy for each decision would cost
+    more than the rules that read it. Rules do not write to it.
+    """
 
     peak_ram_mb: Windowed = _NO_SAMPLES
     cpu_time_ms: Windowed = _NO_SAMPLES

@@ -92,5 +92,5 @@ async def test_an_assigned_job_tells_its_breakdown_and_the_runner_up() -> None:
     assert answer.runner_up is not None
     assert answer.runner_up[0] == "build:second"
     [decision] = world.scheduler.recent_decisions()
-    assert (decision.chosen, decision.eligible, decision.unscored) == ("build:first", 2, 0)
+    assert (decision.chosen, decision.pending, decision.considered) == ("build:first", 2, 2)
     assert [one.job_id for one in decision.best] == ["build:first", "build:second"]
