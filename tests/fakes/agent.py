@@ -11,6 +11,7 @@ import trio
 from gradient_worker.agent import Agent
 from gradient_worker.app import run_worker
 from gradient_worker.config import WorkerConfig, load
+from gradient_worker.connector import Dial
 
 from tests.fakes.server import PEER, TOKEN, FakeServer
 
@@ -22,6 +23,7 @@ class Rig:
     base_dir: Path
     server: FakeServer = field(default_factory=FakeServer)
     settings: dict[str, str] = field(default_factory=dict)
+    dial: Dial | None = None
 
     def config(self) -> WorkerConfig:
         """The configuration of the next agent."""
@@ -49,7 +51,7 @@ class Rig:
         async with trio.open_nursery() as nursery:
             agent = await nursery.start(
                 lambda task_status: run_worker(
-                    self.config(), dial=self.server.dial, leave=never, task_status=task_status
+                    self.config(), dial=self.dial or self.server.dial, leave=never, task_status=task_status
                 )
             )
             yield agent

@@ -83,8 +83,12 @@ class FakeServer:
     ) -> None:
         """Take connections on a Unix socket, for agents in processes of their own."""
         (listener,) = await open_listeners(UnixAddress(socket))
+        task_status.started()
+        await self.accept_from(listener)
+
+    async def accept_from(self, listener: trio.abc.Listener[trio.abc.Stream]) -> None:
+        """Take connections from a listener."""
         async with listener:
-            task_status.started()
             while True:
                 await self._dialled.send(await listener.accept())
 

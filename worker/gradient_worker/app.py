@@ -1,17 +1,20 @@
 """Puts the worker together and runs it: the one place where everything is wired up."""
 
+import contextlib
 import os
 import random
 import shutil
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 import trio
-from gradient_protocol.address import ClientTls, parse_address
+from gradient_protocol.address import Address, ClientTls, parse_address
 from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.shapes import BuildJob
 from gradient_protocol.messages.worker import WorkerCapabilities
@@ -26,7 +29,7 @@ from gradient_worker.executor.inputs import InputFetcher
 from gradient_worker.executor.job import Job
 from gradient_worker.executor.metrics import BuildMeters, Speeds
 from gradient_worker.executor.workshop import Workshop
-from gradient_worker.identity import IdentityError, load_or_make_worker_id, read_peers
+from gradient_worker.identity import IdentityError, Peers, load_or_make_worker_id, read_peers
 from gradient_worker.journal_keeper import JournalKeeper
 from gradient_worker.keeper import RunnerKeeper
 from gradient_worker.logs import LogLimits
@@ -83,47 +86,78 @@ async def run_worker(
 
     Raises StartError, perhaps in a group, for what keeps it from starting.
     """
+    with contextlib.ExitStack() as stack:
+        ground = _prepare(config, stack)
+        async with trio.open_nursery() as nursery:
+            agent = await _make_agent(config, ground, nursery)
+            await recover(agent)
+            for loop in _loops(config, agent, ground.address, dial or dialler(client_tls(config))):
+                nursery.start_soon(loop)
+            task_status.started(agent)
+            if leave is None:
+                await wait_for_leave(agent, config.drain_timeout_secs)
+            else:
+                await leave(agent)
+            nursery.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What has to be there before anything runs."""
+
+    ids: IdSource
+    address: Address
+    worker_id: str
+    peers: Peers
+    tools: Path
+    store: DirectoryStore
+    journal: JournalKeeper
+
+
+def _prepare(config: WorkerConfig, stack: contextlib.ExitStack) -> _Ground:
+    """Open everything on disk; the store's lock keeps a second agent out."""
     ids = IdSource()
     try:
         address = parse_address(config.server_url)
         worker_id = load_or_make_worker_id(config.base_dir, ids.new)
         peers = read_peers(config.peers_file)
         store = DirectoryStore.open(config.base_dir)
-    except (ValueError, IdentityError, StoreError, OSError) as error:
-        raise StartError(str(error)) from None
-    try:
+        stack.callback(store.close)
         journal = Journal.open(config.base_dir / "journal")
-        try:
-            async with trio.open_nursery() as nursery:
-                keeper = RunnerKeeper(runner_options(config))
-                await _start_runner(nursery, keeper)
-                shop = await _make_shop(config, ids, store, JournalKeeper(journal), keeper)
-                facts = _facts(config, shop, worker_id=worker_id, incarnation=ids.new())
-                agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_cleaner(shop))
-                agent.peers = peers
-                if not peers.tokens:
-                    logger.warning(
-                        "no token yet",
-                        peers_file=str(config.peers_file),
-                        remedy=f"gradient worker register {worker_id}",
-                    )
-                await recover(agent)
-                nursery.start_soon(shop.meters.run)
-                nursery.start_soon(expire_holds, agent)
-                nursery.start_soon(watch_peers, agent, config.peers_file)
-                nursery.start_soon(collect_garbage, shop.store, shop.threads, config.store_max_bytes)
-                reconnect = Reconnect(address, random.SystemRandom().random)
-                nursery.start_soon(stay_connected, agent, reconnect, dial or dialler(client_tls(config)))
-                task_status.started(agent)
-                if leave is None:
-                    await wait_for_leave(agent, config.drain_timeout_secs)
-                else:
-                    await leave(agent)
-                nursery.cancel_scope.cancel()
-        finally:
-            journal.close()
-    finally:
-        store.close()
+        stack.callback(journal.close)
+        tools = _tools_directory(config.base_dir)
+    except OSError as error:
+        raise StartError(f"cannot use {error.filename}: {os.strerror(error.errno or 0)}") from None
+    except (ValueError, IdentityError, StoreError) as error:
+        raise StartError(str(error)) from None
+    if not peers.tokens:
+        remedy = f"gradient worker register {worker_id}"
+        logger.warning("no token yet", peers_file=str(config.peers_file), remedy=remedy)
+    return _Ground(ids, address, worker_id, peers, tools, store, JournalKeeper(journal))
+
+
+async def _make_agent(config: WorkerConfig, ground: _Ground, nursery: trio.Nursery) -> Agent:
+    keeper = RunnerKeeper(runner_options(config))
+    await _start_runner(nursery, keeper)
+    shop = await _make_shop(config, ground, keeper)
+    facts = _facts(config, shop, worker_id=ground.worker_id, incarnation=ground.ids.new())
+    agent = Agent(facts=facts, shop=shop, nursery=nursery, clean=_cleaner(shop))
+    agent.peers = ground.peers
+    return agent
+
+
+def _loops(
+    config: WorkerConfig, agent: Agent, address: Address, dial: Dial
+) -> list[Callable[[], Awaitable[None]]]:
+    shop = agent.shop
+    reconnect = Reconnect(address, random.SystemRandom().random)
+    return [
+        shop.meters.run,
+        partial(expire_holds, agent),
+        partial(watch_peers, agent, config.peers_file),
+        partial(collect_garbage, shop.store, shop.threads, config.store_max_bytes),
+        partial(stay_connected, agent, reconnect, dial),
+    ]
 
 
 async def _start_runner(nursery: trio.Nursery, keeper: RunnerKeeper) -> None:
@@ -133,9 +167,7 @@ async def _start_runner(nursery: trio.Nursery, keeper: RunnerKeeper) -> None:
         raise StartError(str(error)) from None
 
 
-async def _make_shop(
-    config: WorkerConfig, ids: IdSource, store: DirectoryStore, journal: JournalKeeper, keeper: RunnerKeeper
-) -> Workshop:
+async def _make_shop(config: WorkerConfig, ground: _Ground, keeper: RunnerKeeper) -> Workshop:
     link = Link()
     cpu_count = host.cpu_count()
     threads = ThreadPool(max(MIN_THREADS, 2 * cpu_count))
@@ -145,10 +177,10 @@ async def _make_shop(
     meters.measured = bool(info.cgroups)
     if not info.cgroups:
         logger.warning("builds are not measured", reason=info.cgroup_reason, remedy="gradient-worker doctor")
-    transfers = Transfers(link=link, store=store, threads=threads, ids=ids)
+    transfers = Transfers(link=link, store=ground.store, threads=threads, ids=ground.ids)
     return Workshop(
         base_dir=config.base_dir,
-        tools=_tools_directory(config.base_dir),
+        tools=ground.tools,
         cpu_count=cpu_count,
         max_concurrent_builds=config.build_max_concurrent,
         cpu_core_score=await _core_score(config, threads),
@@ -157,12 +189,12 @@ async def _make_shop(
         clock=ServerClock(time.time),
         threads=threads,
         link=link,
-        store=store,
+        store=ground.store,
         runner=keeper,
-        journal=journal,
+        journal=ground.journal,
         transfers=transfers,
-        inputs=InputFetcher(store, transfers, speeds.download.add),
-        queries=Queries(link=link, ids=ids),
+        inputs=InputFetcher(ground.store, transfers, speeds.download.add),
+        queries=Queries(link=link, ids=ground.ids),
         meters=meters,
         speeds=speeds,
         host=HostWatch(),

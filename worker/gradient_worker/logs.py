@@ -114,9 +114,12 @@ class LogShipper:
         gaps = [self._plan.advance(_size(self._spool), trio.current_time(), ended=ended)]
         if ended:
             gaps.append(self._plan.close(discarded_bytes))
-        for gap in gaps:
-            if gap is not None:
-                _append_gap(self._gaps_file, gap)
+        try:
+            for gap in gaps:
+                if gap is not None:
+                    _append_gap(self._gaps_file, gap)
+        except OSError as error:  # costs the next agent a log that fits, and this one nothing
+            logger.error("a gap of the log is not kept", file=str(self._gaps_file), error=str(error))
 
     async def _ship_always(self) -> None:
         while True:
