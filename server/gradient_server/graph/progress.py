@@ -135,9 +135,15 @@ def fail_builds(
     kind: str | None = None,
     worker: str | None = None,
     racing: bool = False,
+    counts_as: BuildStatus | None = None,
 ) -> list[str]:
-    """Ends builds by a final event other than success, and all that wait for them. Those that moved."""
-    evaluations = _end(work, builds, event, error=error, kind=kind, worker=worker, racing=racing)
+    """Ends builds by a final event other than success, and all that wait for them. Those that moved.
+
+    `counts_as`: their outcome for the evaluations that want them, if it is another than their status.
+    """
+    evaluations = _end(
+        work, builds, event, error=error, kind=kind, worker=worker, racing=racing, counts_as=counts_as
+    )
     if evaluations is None:
         return []
     moved, wanting = evaluations
@@ -152,12 +158,11 @@ def fail_builds(
         error=f"it needs {first}, which {how}",
         kind=None,
     )
-    ended = list(moved)
+    others = end_waiting_clusters(work, moved, event, error)
     if cascade is not None:
-        ended.extend(cascade[0])
         wanting.update(cascade[1])
+        others += end_waiting_clusters(work, cascade[0], BuildEvent.DEPENDENCY_FAILED, error)
     settle_evaluations(work, wanting)
-    others = end_waiting_clusters(work, ended, event)
     if others:
         abort_builds(work, others, error=f"it is of a cluster with {first}, which ended")
     return moved
@@ -215,6 +220,7 @@ def _end(
     kind: str | None,
     worker: str | None = None,
     racing: bool = False,
+    counts_as: BuildStatus | None = None,
 ) -> tuple[list[str], dict[str, None]] | None:
     moved = move_builds(work, builds, event, racing=racing)
     if not moved:
@@ -223,7 +229,7 @@ def _end(
     status = build_target(event)
     for build in moved:
         work.events.append(JobUnqueued(build_key(build), error))
-    wanting = _settle_jobs(work, moved, status, worker=worker, error=error)
+    wanting = _settle_jobs(work, moved, status, worker=worker, error=error, counts_as=counts_as)
     settle_imports(work, moved, error)
     return moved, wanting
 
@@ -236,9 +242,10 @@ def _settle_jobs(
     worker: str | None = None,
     error: str | None = None,
     names: dict[str, str] | None = None,
+    counts_as: BuildStatus | None = None,
 ) -> dict[str, None]:
     """Gives every wish for these builds its outcome; the evaluations concerned, in order."""
-    parameters = {**_ids(work, builds), "outcome": status, "now": work.now}
+    parameters = {**_ids(work, builds), "outcome": counts_as or status, "now": work.now}
     wishes: dict[str, list[tuple[str, str | None]]] = {build: [] for build in builds}
     evaluations: dict[str, None] = {}
     for build, evaluation, attr in sql.run(work.connection, _SETTLE_JOBS, parameters):
