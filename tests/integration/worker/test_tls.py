@@ -49,6 +49,7 @@ async def shake_hands(rig: Rig) -> None:
         assert isinstance(stream, trio.SSLStream)
         with contextlib.suppress(trio.BrokenResourceError):
             await stream.do_handshake()
+        await trio.aclose_forcefully(stream)
 
 
 @pytest.mark.parametrize("known_by", ["ca", "fingerprint"])
