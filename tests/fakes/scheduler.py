@@ -23,7 +23,7 @@ from gradient_protocol.messages.worker import (
 from gradient_server.domain.events import AbortWanted, AssignmentClosed, Bus, Event, JobQueued
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import AbortReason
-from gradient_server.scheduler.claim_store import ClaimRequest
+from gradient_server.scheduler.claims import ClaimRequest
 from gradient_server.scheduler.invariants import violations
 from gradient_server.scheduler.model import AssignedJob, SchedulerSettings, WorkerInfo
 from gradient_server.scheduler.scheduler import Scheduler

@@ -1,10 +1,6 @@
-"""What the scheduler asks of the database, and nothing else; tests answer in its place.
+"""The claims of the scheduler on the real database: one transaction for each call."""
 
-Whatever is returned is committed, and what follows from it comes as events, for the bus.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -21,22 +17,9 @@ from gradient_server.domain.status import AbortReason
 from gradient_server.graph import aborts
 from gradient_server.graph.jobs import load_job, load_pending
 from gradient_server.graph.settings import GraphSettings
+from gradient_server.scheduler.claims import ClaimRequest
 
-__all__ = ["ClaimRequest", "ClaimStore", "DatabaseClaimStore", "LoadJob"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRequest:
-    """A decision that is to become a row. `steps`: the half of a split evaluation; None for a whole job."""
-
-    assignment_id: str
-    job_id: str
-    worker_id: str
-    steps: tuple[EvalStep, ...] | None = None
-    missing_count: int | None = None
-    missing_nar_size: int | None = None
-    dependency_count: int | None = None
-    score_breakdown: Mapping[str, object] | None = None
+__all__ = ["DatabaseClaimStore", "LoadJob"]
 
 
 class LoadJob(Protocol):
@@ -46,34 +29,6 @@ class LoadJob(Protocol):
         self, connection: sa.Connection, job_key: str, *, steps: Sequence[EvalStep] | None = None
     ) -> Job:
         """LookupError if there is no such job."""
-        ...
-
-
-class ClaimStore(Protocol):
-    """Claims, and what undoes them."""
-
-    async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
-        """All in one transaction; None where the job was not there to be claimed."""
-        ...
-
-    async def accept(self, assignment_id: str, worker_id: str) -> bool:
-        """The worker took the job. False: the assignment is closed already."""
-        ...
-
-    async def reject(self, assignment_id: str, worker_id: str) -> list[Event]:
-        """The worker did not take it: the job waits again, unless an abort was stored."""
-        ...
-
-    async def abandon(self, assignment_ids: Sequence[str]) -> list[Event]:
-        """Claimed, and not to be sent any more."""
-        ...
-
-    async def abort(self, assignment_id: str, reason: AbortReason, text: str) -> list[Event]:
-        """Stores that the assignment is to be aborted."""
-        ...
-
-    async def reload(self, job_ids: Sequence[str]) -> list[PendingJob]:
-        """Those of the jobs that wait, as the database has them."""
         ...
 
 

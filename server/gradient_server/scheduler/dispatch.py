@@ -20,7 +20,7 @@ from gradient_protocol.messages.worker import AssignJobResponse
 from gradient_server.clock import Clock
 from gradient_server.domain.events import Bus
 from gradient_server.domain.status import AbortReason
-from gradient_server.scheduler.claim_store import ClaimRequest, ClaimStore
+from gradient_server.scheduler.claims import ClaimRequest, ClaimStore
 from gradient_server.scheduler.decisions import DecisionRing
 from gradient_server.scheduler.members import MemberDesk, NoMembers
 from gradient_server.scheduler.model import (

@@ -11,7 +11,7 @@ from gradient_protocol.kinds import JobKind
 
 from gradient_server.clock import Clock
 from gradient_server.domain.job import PendingJob
-from gradient_server.scheduler.claim_store import ClaimStore
+from gradient_server.scheduler.claims import ClaimStore
 from gradient_server.scheduler.dispatch import Dispatcher
 from gradient_server.scheduler.model import ASSIGNMENT_TICK_SECS, Assignment
 from gradient_server.scheduler.offers import Offers

@@ -6,6 +6,7 @@ said to a worker that waits is said at once; to one that is busy, gathered for a
 fast queue does not cost a message for each job and worker.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Final, cast
 
@@ -23,7 +24,8 @@ __all__ = ["WINDOW_ENOUGH", "Offers", "next_chunk"]
 # A worker whose window holds this many is passed over once a few others were offered.
 WINDOW_ENOUGH: Final = 32
 _FEW_WORKERS: Final = 8
-_BUSY_LOOKED_AT: Final = 64
+# Who has enough is not looked for through the whole pool.
+_PASSED_OVER: Final = 8
 _OVERHEAD_BYTES: Final = 64  # a message's own names
 
 
@@ -69,15 +71,19 @@ class Offers:
         self._pool.intern_fresh()
         kind = tracked.job.kind
         waiting = self._pool.waiting[kind]
-        for worker_id in waiting:
-            self._offer_if_wanting(self._pool.workers[worker_id], tracked)
-            if len(tracked.offered_to) >= OFFER_WORKERS:
+        passed_over = 0
+        others = (one for one in self._pool.by_expected[kind] if one not in waiting)
+        for worker_id in itertools.chain(waiting, others):
+            worker = self._pool.workers[worker_id]
+            if not worker.eligible[tracked.requirement_id]:
+                continue
+            few = len(tracked.offered_to) < _FEW_WORKERS
+            if few or len(worker.windows[kind]) < WINDOW_ENOUGH:
+                self._offer_if_able(worker, tracked)
+            else:
+                passed_over += 1
+            if len(tracked.offered_to) >= OFFER_WORKERS or passed_over >= _PASSED_OVER:
                 return
-        for looked_at, worker_id in enumerate(self._pool.by_expected[kind]):
-            if looked_at >= _BUSY_LOOKED_AT or len(tracked.offered_to) >= OFFER_WORKERS:
-                return
-            if worker_id not in waiting:
-                self._offer_if_wanting(self._pool.workers[worker_id], tracked)
 
     def offer_next(self, worker: Worker, candidates: Iterable[Tracked]) -> int:
         """Candidates for one worker that has nothing to choose from. How many were new to it."""
@@ -126,11 +132,6 @@ class Offers:
         for window in worker.windows.values():
             worker.to_offer.update((entry.job.job_id, entry) for entry in window.entries)
         self.urgent[worker.id] = None
-
-    def _offer_if_wanting(self, worker: Worker, tracked: Tracked) -> None:
-        enough = len(worker.windows[tracked.job.kind]) >= WINDOW_ENOUGH
-        if not (enough and len(tracked.offered_to) >= _FEW_WORKERS):
-            self._offer_if_able(worker, tracked)
 
     def _offer_if_able(self, worker: Worker, tracked: Tracked) -> bool:
         job_id, kind = tracked.job.job_id, tracked.job.kind

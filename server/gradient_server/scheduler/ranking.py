@@ -58,7 +58,7 @@ class Ranking:
         self._holds_unscored: dict[JobKind, bool] = {}
 
     def holds_unscored(self, kind: JobKind) -> bool:
-        """Whether the policy holds all jobs of the kind that a worker has not scored, for their first rounds."""
+        """Whether the policy holds all jobs of the kind that a worker has not scored, at first."""
         if kind not in self._holds_unscored:
             probe = np.zeros((len(Field), 1))
             probe[Field.IS_BUILD] = kind is JobKind.BUILD
@@ -185,7 +185,7 @@ class Ranking:
             rows = np.concatenate([rows, more])
             places = np.concatenate([places, np.full(len(more), -1, np.intp)])
         allowed = self.allowed(table, worker, rows, monotonic)
-        if not allowed.all():
+        if np.count_nonzero(allowed) != len(allowed):
             rows, places = rows[allowed], places[allowed]
         return _Candidates(rows, places)
 
@@ -249,7 +249,7 @@ class _Reported:
         count, size = window.missing_count[places], window.missing_nar_size[places]
         present = window.outputs_present[places]
         outside = places < 0
-        if outside.any():
+        if np.count_nonzero(outside):
             count[outside] = size[outside] = np.nan
             present[outside] = False
         return cls(count, size, present)

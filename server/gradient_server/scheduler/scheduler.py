@@ -23,7 +23,7 @@ from gradient_protocol.messages.worker import (
 from gradient_server.clock import Clock
 from gradient_server.domain.events import AbortWanted, AssignmentClosed, Bus, Event, JobQueued, JobUnqueued
 from gradient_server.domain.job import PendingJob
-from gradient_server.scheduler.claim_store import ClaimStore
+from gradient_server.scheduler.claims import ClaimStore
 from gradient_server.scheduler.decisions import Decision, DecisionRing
 from gradient_server.scheduler.dispatch import Dispatcher
 from gradient_server.scheduler.loops import Loops

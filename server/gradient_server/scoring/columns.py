@@ -115,9 +115,10 @@ def at(values: Points, index: int) -> float:
 def filled(values: Vector, fallback: float) -> tuple[Points, Flags]:
     """`values` with `fallback` for what is unknown, and what was; a number where nothing is known."""
     unknown: Flags = np.isnan(values)
-    if not unknown.any():
+    count = np.count_nonzero(unknown)
+    if not count:
         return values, unknown
-    if unknown.all():
+    if count == len(unknown):
         return fallback, unknown
     return np.where(unknown, fallback, values), unknown
 
@@ -200,23 +201,23 @@ class JobColumns:
     @once
     def all_builds(self) -> bool:
         """Whether there is no evaluation among them."""
-        return bool(self.is_build.all())
+        return bool(np.count_nonzero(self.is_build) == len(self))
 
     @once
     def any_build(self) -> bool:
         """Whether there is a build among them."""
-        return self.all_builds or bool(self.is_build.any())
+        return self.all_builds or bool(np.count_nonzero(self.is_build))
 
     @once
     def any_present(self) -> bool:
         """Whether the worker holds every output of one of them."""
-        return bool(self.outputs_present.any())
+        return bool(np.count_nonzero(self.outputs_present))
 
     @once
     def substituted(self) -> Flags | None:
         """Builds whose outputs are fetched and not built; None for none."""
         flags: Flags = ~np.isnan(self.matrix[Field.SUBSTITUTE_OUTPUTS])
-        return flags & self.is_build if flags.any() else None
+        return flags & self.is_build if np.count_nonzero(flags) else None
 
     @once
     def built(self) -> Flags | None:
@@ -240,7 +241,7 @@ class JobColumns:
         """Bytes to upload: the job's own outputs where all are known, else the history's mean."""
         own = self.field(Field.OUTPUT_SIZE)
         unknown = np.isnan(own)
-        if not unknown.any():
+        if not np.count_nonzero(unknown):
             return own
         return np.where(unknown, self.history(Field.HISTORY_OUTPUT_NAR_SIZE), own)
 
@@ -249,4 +250,5 @@ class JobColumns:
         """The larger of the history's p95 and the peak kept on the build itself."""
         own = self.history(Field.BUILD_PEAK_RAM_MB)
         past = self.history(Field.HISTORY_PEAK_RAM_MB)
-        return past if np.isnan(own).all() else np.fmax(past, own)
+        nothing_kept = np.count_nonzero(np.isnan(own)) == len(own)
+        return past if nothing_kept else np.fmax(past, own)

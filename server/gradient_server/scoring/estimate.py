@@ -204,7 +204,7 @@ def _oom_chance(columns: JobColumns, worker: WorkerContext) -> Points:
     rate, _ = filled(columns.history(Field.HISTORY_OOM_RATE), 0.0)
     free = worker.metrics.ram_free_mb
     over: Flags = columns.predicted_peak_ram_mb > free
-    if not over.any():
+    if not np.count_nonzero(over):
         return np.minimum(rate, 1.0)
     if free > 0.0:
         overshoot = np.minimum(np.fmax((columns.predicted_peak_ram_mb - free) / free, 0.0), 1.0)

@@ -24,7 +24,7 @@ def needed_to_start_mb(columns: JobColumns, instance: InstanceContext) -> Points
     predicted = np.ceil(columns.predicted_peak_ram_mb * RAM_FIT_HEADROOM)
     need, unpredicted = filled(predicted, instance.unmeasured_build_ram_mb)
     fetches = columns.flag(Field.IS_FIXED_OUTPUT)
-    if fetches.any():
+    if np.count_nonzero(fetches):
         need = np.where(fetches & unpredicted, 0.0, need)
     if columns.built is not None:
         need = np.where(columns.built, need, 0.0)

@@ -79,7 +79,7 @@ class ResourceSaturationRule(ScoreRule):
         need = needed_to_start_mb(columns, instance)
         # What needs nothing fits always, whatever is overbooked.
         unfit = _over(need, max(available, 0.0), len(columns))
-        return unfit if unfit.any() else None
+        return unfit if np.count_nonzero(unfit) else None
 
     def _counts_as_unfit(
         self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext

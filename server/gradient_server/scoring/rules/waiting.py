@@ -59,7 +59,7 @@ class RescoreWaitRule(ScoreRule):
     ) -> Flags | None:
         """A build whose missing bytes are unknown, until its fourth round."""
         unknown = np.isnan(columns.missing_nar_size)
-        if not unknown.any():
+        if not np.count_nonzero(unknown):
             return None
         flags: Flags = unknown & (columns.field(Field.RESCORE_COUNT) < RESCORE_MAX_ROUNDS)
         return flags if columns.all_builds else flags & columns.is_build
