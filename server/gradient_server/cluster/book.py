@@ -7,7 +7,7 @@ it comes again. All times are monotonic seconds unless said otherwise.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gradient_server.cluster.instructions import Ending
@@ -81,6 +81,17 @@ class ClusterBook:
     def get(self, cluster_id: str) -> Entry | None:
         """The cluster's entry."""
         return self.clusters.get(cluster_id)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a cluster is complete and without an attempt; its backoff may run."""
+        return any(entry.is_complete and entry.attempt_id is None for entry in self.clusters.values())
+
+    def set_status(self, cluster_id: str, status: ClusterStatus) -> None:
+        """The cluster's row has this status now."""
+        entry = self.clusters.get(cluster_id)
+        if entry is not None:
+            entry.info = replace(entry.info, status=status)
 
     def unknown(self) -> list[str]:
         """Clusters with members here of which nothing else is known: to be loaded."""

@@ -54,6 +54,7 @@ def plan_pass(
     idle_slots: Collection[tuple[str, JobKind]],
     excluded: Mapping[str, Collection[str]],
     now: float,
+    may_reserve: bool = True,
 ) -> PassOutcome:
     """Plans all clusters able to start. `idle_slots`: fresh ones alone; `excluded`: workers by job key.
 
@@ -82,7 +83,7 @@ def plan_pass(
             flags[list(placement.columns)] = False
     started = {attempt.cluster_id for attempt in outcome.attempts}
     outcome.unseated = tuple(cluster_id for cluster_id in requests if cluster_id not in started)
-    if desk.held is None:
+    if desk.held is None and may_reserve:
         outcome.reserved = _reserve(
             book, floor, desk, requests=requests, unseated=outcome.unseated, idle=idle, now=now
         )

@@ -64,9 +64,9 @@ class PersistPrepareFailed:
 
 @dataclass(frozen=True, slots=True)
 class PersistVerdict:
-    """The verdict from the stored reports and these losses: Settled or Undecided."""
+    """The verdict from the stored reports and these losses (assignment, why): Settled or Undecided."""
 
-    lost: tuple[str, ...]
+    lost: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

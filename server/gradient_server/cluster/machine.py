@@ -53,6 +53,7 @@ class AttemptMachine:
         self.verdict: Verdict | None = None
         self.reason = ""
         self._told = False
+        self._losses: dict[str, str] = {}
         self._weighed: frozenset[tuple[str, Seat]] = frozenset()
         self._ending = i.Ending.FINAL
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
@@ -106,6 +107,8 @@ class AttemptMachine:
             return []
         self._tell(event, after)
         self.seats[event.assignment_id] = after
+        if isinstance(event, e.MemberLost):
+            self._losses[event.assignment_id] = event.reason
         if after is Seat.SPOILED and not self.reason:
             self.reason = _why_spoiled(event)
         out: list[i.Instruction] = []
@@ -177,8 +180,8 @@ class AttemptMachine:
             out += [i.SendStart(member) for member, seat in self.seats.items() if seat is Seat.RUNNING]
         elif state is AttemptState.SETTLING:
             self._weighed = self._to_weigh()
-            lost = tuple(member for member, seat in self.seats.items() if seat is Seat.LOST)
-            out.append(i.PersistVerdict(lost))
+            lost = [member for member, seat in self.seats.items() if seat is Seat.LOST]
+            out.append(i.PersistVerdict(tuple((member, self._losses[member]) for member in lost)))
         elif state is AttemptState.ENDING:
             self._close(known, out)
         elif state is AttemptState.OVER:

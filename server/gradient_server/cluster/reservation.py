@@ -25,6 +25,7 @@ class Release(enum.StrEnum):
     TIMEOUT = "it was held for scheduler.clusterReserveTimeoutSecs"
     WORKER_LEFT = "the worker of a seat left"
     STARTED = "the cluster started"
+    DENIED = "another server instance holds the reservation of the pool"
     LEFT_QUEUE = "the cluster left the queue"
 
 
@@ -101,10 +102,6 @@ class ReservationDesk:
     def expired(self, now: float) -> bool:
         """Whether it has been held for too long."""
         return self.held is not None and now - self.held.reserved_at >= self.timeout_secs
-
-    def holds_worker(self, worker_id: str) -> bool:
-        """Whether a seat is at this worker."""
-        return worker_id in self.workers
 
     def release(self) -> None:
         """Nothing is reserved any more."""

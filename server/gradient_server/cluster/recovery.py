@@ -1,0 +1,48 @@
+"""Started attempts that were under way before this instance began, as the database has them.
+
+One that had not started was closed as PrepareFailed when the instance took (itself) over. The members
+of a started one keep their grace, and reports that are stored are weighed at once.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from gradient_server.cluster import instructions as i
+from gradient_server.cluster.attempts import Attempt, SeatRecord
+from gradient_server.cluster.machine import AttemptMachine
+from gradient_server.cluster.settings import UNCONFIRMED_ABORT_SECS
+from gradient_server.cluster.states import Seat
+from gradient_server.domain.cluster import ClusterInfo, OpenAttempt
+
+__all__ = ["goes_on", "recover"]
+
+
+def goes_on(info: ClusterInfo, instance_id: str) -> bool:
+    """Whether the cluster has a started attempt of this instance."""
+    attempt = info.open_attempt
+    return attempt is not None and attempt.started_at is not None and attempt.instance_id == instance_id
+
+
+def recover(
+    info: ClusterInfo, found: OpenAttempt, names: Mapping[str, str], *, wall_ahead_secs: float
+) -> tuple[Attempt, Sequence[i.Instruction]]:
+    """The attempt, and what its machine wants first. `wall_ahead_secs`: wall less monotonic clock."""
+    rows = {row.job_key: row for row in found.members}
+    seats: dict[str, SeatRecord] = {}
+    states: dict[str, Seat] = {}
+    for member in info.members:
+        row = rows.get(member.job_key)
+        if row is None:
+            # Rows stay open until the verdict closes all of them.
+            raise ValueError(f"member {member.job_key} of attempt {found.id} has no open assignment")
+        aborted_at = row.abort_requested_at
+        due = None if aborted_at is None else aborted_at - wall_ahead_secs + UNCONFIRMED_ABORT_SECS
+        seats[row.assignment_id] = SeatRecord(
+            assignment_id=row.assignment_id,
+            member=member,
+            worker_id=row.worker_id,
+            worker_name=names.get(row.worker_id, row.worker_id),
+            abort_due=due,
+        )
+        states[row.assignment_id] = Seat.REPORTED if row.report_stored else Seat.RUNNING
+    machine, instructions = AttemptMachine.recovered(found.id, states)
+    return Attempt(found.id, info.id, machine, seats), instructions

@@ -1,0 +1,471 @@
+"""The one shell of cluster jobs: the scheduler's desk for members, the planner's passes, the loops.
+
+Attempts are driven by `executor`, their members spoken to by `sessions`; what waits is in the book.
+What it decides, it decides in memory and at once.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+import trio
+from gradient_protocol.ids import IdSource
+from gradient_protocol.kinds import JobKind
+from gradient_protocol.limits import REJECTED_JOB_SECS
+from gradient_protocol.messages.worker import AssignJobResponse, CandidateScore
+
+from gradient_server.clock import Clock
+from gradient_server.cluster import events as e
+from gradient_server.cluster import instructions as i
+from gradient_server.cluster.attempts import Attempt, Attempts, SeatRecord
+from gradient_server.cluster.book import ClusterBook
+from gradient_server.cluster.dispatch import PassOutcome, PlannedAttempt, plan_pass
+from gradient_server.cluster.executor import Executor
+from gradient_server.cluster.floor import Floor
+from gradient_server.cluster.machine import AttemptMachine
+from gradient_server.cluster.offers import MemberOffers
+from gradient_server.cluster.recovery import goes_on, recover
+from gradient_server.cluster.reservation import Release, Reservation, ReservationDesk, ReservedSeat
+from gradient_server.cluster.reserve_rows import ReservationRows
+from gradient_server.cluster.settings import PASS_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
+from gradient_server.cluster.signals import AdoptedMember, MemberSessions
+from gradient_server.cluster.states import Seat
+from gradient_server.cluster.store import ClusterStore
+from gradient_server.domain.events import Bus, ClusterChanged, ClusterQueued, Event, MemberReported
+from gradient_server.domain.job import PendingJob
+from gradient_server.domain.status import ClusterStatus
+from gradient_server.scheduler.model import Assignment, AssignmentState
+from gradient_server.scheduler.scheduler import Scheduler
+from gradient_server.scheduler.signal import Signal
+from gradient_server.scheduler.worker import Worker
+
+__all__ = ["ClusterRunner"]
+
+log = structlog.get_logger(__name__)
+
+_FINAL: Final = frozenset({ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED})
+# Planning takes at most half of the event loop, however often it is asked for.
+_MAX_PASS_PAUSE_SECS: Final = 1.0
+_RESERVATION_DENIED_SECS: Final = 5.0
+
+
+class ClusterRunner:
+    """Made once by the composition root, after the scheduler; `load` before its loops run.
+
+    It is the scheduler's `MemberDesk` and the executor's `AttemptWatcher`.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        store: ClusterStore,
+        bus: Bus,
+        clock: Clock,
+        ids: IdSource,
+        settings: ClusterSettings,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = scheduler.pool
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._ids = ids
+        self.settings = settings
+        self.book = ClusterBook()
+        self.floor = Floor()
+        self.desk = ReservationDesk(
+            after_secs=settings.reserve_after_secs, timeout_secs=settings.reserve_timeout_secs
+        )
+        self.offers = MemberOffers(self.book, self.floor, scheduler)
+        self.executor = Executor(
+            scheduler=scheduler, store=store, bus=bus, clock=clock, settings=settings, watcher=self
+        )
+        self.sessions = MemberSessions(
+            scheduler=scheduler,
+            store=store,
+            executor=self.executor,
+            is_connected=self.floor.__contains__,
+        )
+        self.rows = ReservationRows(store, clock, self._denied)
+        self.prepares_failed = 0
+        self.attempts_started = 0
+        self._kick = Signal()
+        self._to_load: dict[str, None] = {}
+        self._load_wanted = Signal()
+        self._reserve_again_at = 0.0
+        scheduler.set_members(self)
+        bus.subscribe(self.on_event)
+
+    @property
+    def attempts(self) -> Attempts:
+        """Those that are under way, stopping survivors included."""
+        return self.executor.attempts
+
+    # Start
+
+    async def load(self) -> None:
+        """At start-up, before any session: clusters that have not ended, and attempts that go on."""
+        await self._store.clear_reservation()
+        infos = await self._store.load(None)
+        going_on = [
+            (info, info.open_attempt)
+            for info in infos
+            if info.open_attempt is not None and goes_on(info, self._store.instance_id)
+        ]
+        workers = [member.worker_id for _, attempt in going_on for member in attempt.members]
+        names = await self._store.worker_names(workers)
+        now, wall_ahead_secs = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
+        for info in infos:
+            self.book.learn(info, now)
+        for info, found in going_on:
+            attempt, instructions = recover(info, found, names, wall_ahead_secs=wall_ahead_secs)
+            self.book.adopt(info.id, found.id)
+            self.executor.begin(attempt, instructions)
+
+    # The scheduler's desk for members
+
+    def arrived(self, job: PendingJob) -> None:
+        """A member joins the book."""
+        now = self._clock.monotonic()
+        due_at = 0.0 if job.not_before is None else now + (job.not_before - self._clock.now())
+        self.book.arrive(job, now, due_at)
+        assert job.cluster is not None
+        entry = self.book.get(job.cluster)
+        if entry is None:
+            self._load_soon(job.cluster)
+        elif entry.is_complete:
+            self._kick.set()
+
+    def left(self, job_key: str) -> None:
+        """A member is not able to start any more: its cluster is held back."""
+        self.book.leave(job_key)
+        self.offers.withdraw(job_key)
+        self._kick.set()
+
+    def answered(self, assignment: Assignment, response: AssignJobResponse) -> None:
+        """Accepted and held, or rejected."""
+        one = assignment.assignment_id
+        if response.accepted:
+            self.executor.member_event(e.Accepted(one))
+        else:
+            reason = f"{assignment.worker_name} rejected: {response.reason or 'no reason given'}"
+            self.executor.member_event(e.Rejected(one, reason))
+
+    def unanswered(self, assignment: Assignment, reason: str) -> None:
+        """Counts as rejected."""
+        reason = f"{assignment.worker_name}: {reason}"
+        self.executor.member_event(e.Rejected(assignment.assignment_id, reason))
+
+    def unreadable(self, assignment_id: str, reason: str) -> None:
+        """The worker cannot read the job: counts as rejected (protocol.md, Reports)."""
+        self.executor.member_event(e.Rejected(assignment_id, f"the worker cannot read the job: {reason}"))
+
+    def abort_wanted(self, assignment_id: str) -> None:
+        """One that is not confirmed within 300 s makes the member a loss."""
+        attempt = self.attempts.of_assignment(assignment_id)
+        if attempt is not None:
+            seat = attempt.seats[assignment_id]
+            seat.abort_due = seat.abort_due or self._clock.monotonic() + UNCONFIRMED_ABORT_SECS
+            self._kick.set()
+
+    def worker_changed(self, worker: Worker) -> None:
+        """A column of the floor."""
+        self.floor.connect(worker.info)
+        self.floor.take_jobs(worker.id, takes=worker.draining is None)
+        for _, seat in self.attempts.at_worker(worker.id):
+            seat.worker_name = worker.info.name
+            seat.endpoint = worker.info.capabilities.endpoint
+        if worker.draining is not None:
+            self.offers.forget_worker(worker)
+        self._kick.set()
+
+    def worker_disconnected(self, worker_id: str) -> None:
+        """What was not started at it has no grace."""
+        self.floor.disconnect(worker_id)
+        self.offers.worker_left(worker_id)
+        for attempt, seat in self.attempts.at_worker(worker_id):
+            self.sessions.left(seat)
+            self.executor.feed(attempt, e.Disconnected(seat.assignment_id))
+        if worker_id in self.desk.workers:
+            self._kick.set()
+
+    def worker_lost(self, worker_id: str) -> None:
+        """The grace is over: whoever has not reported is lost."""
+        for attempt, seat in self.attempts.at_worker(worker_id):
+            reason = f"{seat.worker_name} did not come back"
+            self.executor.feed(attempt, e.MemberLost(seat.assignment_id, reason))
+
+    def slot_idle(self, worker_id: str, kind: JobKind) -> None:
+        """A seat for whoever waits."""
+        del worker_id, kind
+        if self.book.has_waiting:
+            self._kick.set()
+
+    def list_requested(self, worker: Worker) -> None:
+        """What was offered is offered again."""
+        self.offers.forget_worker(worker, tell=False)
+        if self.book.has_waiting:
+            self._kick.set()
+
+    def scored(self, worker_id: str, scores: Sequence[CandidateScore]) -> None:
+        """What each seat would have to fetch."""
+        for score in scores:
+            if score.job_id in self.book:
+                self.floor.score(worker_id, score.job_id, score.missing_nar_size)
+
+    def is_reserved(self, worker_id: str, kind: JobKind) -> bool:
+        """Reserved seats get no new single job of their kind."""
+        return self.desk.is_reserved(worker_id, kind)
+
+    # Sessions, reports and committed changes
+
+    def worker_resumed(self, worker_id: str, adopted: list[AdoptedMember], lost: list[str]) -> None:
+        """After ResumeAck: the members that it adopted, and those that the worker has no more."""
+        self.sessions.resumed(worker_id, adopted, lost)
+
+    def final_report(self, assignment_id: str) -> None:
+        """A final report was acknowledged. Of a survivor: it has ended, and nothing else follows."""
+        attempt = self.attempts.of_assignment(assignment_id)
+        if attempt is not None and attempt.machine.seats[assignment_id] is Seat.STOPPING:
+            self.executor.feed(attempt, e.ReportStored(assignment_id))
+
+    def on_event(self, event: Event) -> None:
+        """Committed changes of clusters and their members."""
+        if isinstance(event, ClusterQueued):
+            self.book.learn(event.cluster, self._clock.monotonic())
+            self._kick.set()
+        elif isinstance(event, ClusterChanged):
+            self._cluster_changed(event)
+        elif isinstance(event, MemberReported):
+            self._reported(event.assignment_id)
+        else:
+            self.sessions.on_event(event)
+
+    def _cluster_changed(self, event: ClusterChanged) -> None:
+        attempt = self.attempts.of_cluster(event.cluster_id)
+        if event.status not in _FINAL:
+            self.book.set_status(event.cluster_id, event.status)
+        elif attempt is None:
+            self.book.forget(event.cluster_id)
+        else:
+            self.executor.feed(attempt, e.ClosedElsewhere(f"the cluster is {event.status}"))
+        self._kick.set()
+
+    def _reported(self, assignment_id: str) -> None:
+        attempt = self.attempts.of_assignment(assignment_id)
+        if attempt is None:
+            return
+        # The worker gave the slot back when it sent the report.
+        self._scheduler.free_seat(assignment_id, unsent=False)
+        name = attempt.seats[assignment_id].worker_name
+        self.executor.feed(attempt, e.ReportStored(assignment_id, f"{name} ended it before the start"))
+
+    # What the executor tells
+
+    def rejected(self, attempt: Attempt, seat: SeatRecord) -> None:
+        """The worker does not get this member again for a while."""
+        attempt.rejecting = attempt.rejecting or seat.worker_id
+        worker = self._pool.workers.get(seat.worker_id)
+        if worker is not None:
+            worker.excluded[seat.member.job_key] = self._clock.monotonic() + REJECTED_JOB_SECS
+
+    def started(self, attempt: Attempt) -> None:
+        """The cluster is Running: its reservation ends, and its aging."""
+        self.attempts_started += 1
+        self.book.started(attempt.cluster_id)
+        self.book.set_status(attempt.cluster_id, ClusterStatus.RUNNING)
+        held = self.desk.held
+        if held is not None and held.cluster_id == attempt.cluster_id:
+            self._release(Release.STARTED)
+        log.info(
+            "a cluster started",
+            cluster=attempt.cluster_id,
+            attempt=attempt.id,
+            members=len(attempt.seats),
+            after_secs=round(self._clock.monotonic() - attempt.planned_at, 4),
+        )
+
+    def start_member(self, attempt: Attempt, seat: SeatRecord) -> None:
+        """StartCluster, now or after the resume."""
+        self.sessions.start(attempt, seat)
+
+    def deadline_set(self) -> None:
+        """The loop of the passes looks at the time anew."""
+        self._kick.set()
+
+    def finished(self, attempt: Attempt, finish: i.Finish) -> None:
+        """Back to the book, or out of it."""
+        now = self._clock.monotonic()
+        if finish.ending is i.Ending.RETRY:
+            self.book.set_status(attempt.cluster_id, ClusterStatus.QUEUED)
+        elif finish.ending is i.Ending.PREPARE_FAILED:
+            self.prepares_failed += 1
+            self.desk.prepare_failed(attempt.cluster_id, attempt.rejecting, now)
+        elif finish.ending is i.Ending.CLAIM_LOST:
+            # Back to the assignment passes, which read their cluster anew: at the next tick, for what
+            # is in the way now may be for a moment longer.
+            for seat in attempt.seats.values():
+                self._scheduler.dispatcher.lost[seat.member.job_key] = None
+            self._load_soon(attempt.cluster_id)
+        self.book.give_back(attempt.cluster_id, finish.ending, finish.reason, now)
+        log.info(
+            "a cluster attempt is over",
+            cluster=attempt.cluster_id,
+            attempt=attempt.id,
+            ending=str(finish.ending),
+            reason=finish.reason,
+        )
+        self._kick.set()
+
+    # Planning
+
+    def run_pass(self) -> None:
+        """Overdue prepares first, then a placement for every cluster able to start."""
+        now = self._clock.monotonic()
+        self.executor.expire(now)
+        if self._scheduler.dispatcher.stopping:
+            return
+        before = self.desk.held
+        seats = () if before is None else before.seats
+        outcome = plan_pass(
+            self.book,
+            self.floor,
+            self.desk,
+            idle_slots=[(worker, kind) for worker, kind, *_ in self._pool.idle_slots(now)],
+            excluded=self._excluded(now),
+            now=now,
+            may_reserve=now >= self._reserve_again_at,
+        )
+        self._note_reservation(outcome, before, seats)
+        for planned in outcome.attempts:
+            self._take(planned, now)
+        self.offers.offer(outcome.unseated, now)
+
+    def _note_reservation(
+        self, outcome: PassOutcome, before: Reservation | None, seats: Sequence[ReservedSeat]
+    ) -> None:
+        """The row follows the desk; seats that are free again may be taken."""
+        if outcome.released is not None and before is not None:
+            self._released(before, outcome.released)
+        held = self.desk.held
+        if held is not None and (held is not before or held.seats != seats):
+            log.info("a cluster reserves its seats", cluster=held.cluster_id)
+            self.rows.held(held)
+
+    def _excluded(self, now: float) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for worker in self._pool:
+            for job_key, until in worker.excluded.items():
+                if until > now and job_key in self.book:
+                    found.setdefault(job_key, []).append(worker.id)
+        return found
+
+    def _take(self, planned: PlannedAttempt, now: float) -> None:
+        """The cluster and its seats, in one step; nothing, where a seat went busy since."""
+        attempt_id = self._ids.new()
+        assignments = [
+            Assignment(
+                assignment_id=self._ids.new(),
+                job_id=seat.job.job_id,
+                kind=seat.job.kind,
+                name=seat.job.name,
+                worker_id=seat.worker_id,
+                worker_name=self.floor.info(seat.worker_id).name,
+                state=AssignmentState.CLAIMING,
+                assigned_at=now,
+                job=seat.job,
+                steps=seat.job.steps,
+                missing_nar_size=self.floor.reported_bytes(seat.job.job_id, seat.worker_id),
+                cluster_attempt=attempt_id,
+            )
+            for seat in planned.seats
+        ]
+        if not self._scheduler.take_seats(assignments):
+            return
+        for job in self.book.take(planned.cluster_id, attempt_id, now):
+            self.offers.withdraw(job.job_id)
+        seats = {
+            assignment.assignment_id: SeatRecord(
+                assignment_id=assignment.assignment_id,
+                member=seat.member,
+                worker_id=seat.worker_id,
+                worker_name=assignment.worker_name,
+                endpoint=self.floor.info(seat.worker_id).capabilities.endpoint,
+            )
+            for seat, assignment in zip(planned.seats, assignments, strict=True)
+        }
+        attempt = Attempt(
+            attempt_id, planned.cluster_id, AttemptMachine(attempt_id, seats), seats, planned_at=now
+        )
+        self.executor.begin(attempt, attempt.machine.begin())
+
+    # Reservations
+
+    def _release(self, why: Release) -> None:
+        held = self.desk.held
+        if held is not None:
+            self.desk.release()
+            self._released(held, why)
+
+    def _denied(self, reservation: Reservation) -> None:
+        """Another instance holds the pool's reservation."""
+        self._reserve_again_at = self._clock.monotonic() + _RESERVATION_DENIED_SECS
+        if self.desk.held is reservation:
+            self._release(Release.DENIED)
+
+    def _released(self, reservation: Reservation, why: Release) -> None:
+        log.info("a reservation ended", cluster=reservation.cluster_id, reason=str(why))
+        self.rows.released(reservation.cluster_id)
+        for seat in reservation.seats:
+            worker = self._pool.workers.get(seat.worker_id)
+            if worker is not None:
+                self._scheduler.dispatcher.try_assign(worker, seat.kind)
+
+    # Loops
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """All loops. A crash of one, or of a transaction, ends all, and with them the server."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.executor.run)
+            nursery.start_soon(self.sessions.run)
+            nursery.start_soon(self.rows.run)
+            nursery.start_soon(self._run_loads)
+            nursery.start_soon(self._run_passes)
+            task_status.started()
+
+    async def _run_passes(self) -> None:
+        while True:
+            with trio.move_on_after(self._until_next()):
+                await self._kick.wait()
+            before = self._clock.monotonic()
+            self.run_pass()
+            took_secs = self._clock.monotonic() - before
+            await trio.sleep(min(took_secs, _MAX_PASS_PAUSE_SECS))
+
+    def _until_next(self) -> float:
+        """Until the backstop, or the first thing that has its time before."""
+        now = self._clock.monotonic()
+        startable = self.book.next_startable(now)
+        times = [now + PASS_SECS, *self.executor.deadlines()]
+        if startable is not None:
+            times.append(startable)
+        return max(min(times) - now, 0.001)
+
+    def _load_soon(self, cluster_id: str) -> None:
+        self._to_load[cluster_id] = None
+        self._load_wanted.set()
+
+    async def load_wanted(self) -> None:
+        """Loads the clusters of which nothing, or nothing certain, is known."""
+        while self._to_load:
+            cluster_ids = list(self._to_load)
+            self._to_load.clear()
+            for info in await self._store.load(cluster_ids):
+                self.book.learn(info, self._clock.monotonic())
+            self._kick.set()
+
+    async def _run_loads(self) -> None:
+        while True:
+            await self.load_wanted()
+            await self._load_wanted.wait()
