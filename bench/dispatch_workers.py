@@ -277,6 +277,7 @@ def result(counts: Counts, elapsed: float) -> dict[str, float | int]:
         "request_to_assign_p99_ms": round(waits[int(len(waits) * 0.99)], 2),
         "offered_candidates": counts.offers,
         "scores": counts.scores,
+        "jobs_in_all": counts.finished,
         "pending_at_end": counts.submitted - counts.finished,
     }
 

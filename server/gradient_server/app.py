@@ -34,7 +34,7 @@ from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
 from gradient_server.web.app import create_app
-from gradient_server.wiring import build_services
+from gradient_server.wiring import build_services, tune_interpreter
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
@@ -95,6 +95,7 @@ async def check(config: ServerConfig) -> list[str]:
 
 async def serve(config: ServerConfig) -> int:
     """Runs the server until a signal; the process's exit code."""
+    tune_interpreter()
     stop = trio.Event()
     code = 0
     try:
@@ -174,6 +175,7 @@ async def _run(
     with _start_errors():
         services = build_services(config, database, ids, instance_id)
     now = services.clock.now()
+    await services.clusters.load()
     services.scheduler.load(await database.read(lambda connection: load_pending(connection, None, now)))
     owned = await database.read(lambda connection: open_assignments(connection, instance_id=instance_id))
     listeners = await _listen(config)
@@ -198,6 +200,7 @@ async def _run(
 
 async def _start_loops(services: Services, loops: trio.Nursery) -> None:
     await loops.start(services.scheduler.run)
+    await loops.start(services.clusters.run)
     await loops.start(services.graces.run)
     await loops.start(partial(reap_forever, services))
     await loops.start(services.uploads.run)

@@ -1,11 +1,16 @@
 """Makes every part of a server and connects them; nothing runs yet. For `app`, and for tests."""
 
+import sys
 from functools import partial
+from typing import Final
 
 import trio
 from gradient_protocol.ids import IdSource
 
 from gradient_server.clock import Clock, SystemClock
+from gradient_server.cluster.database_store import DatabaseClusterStore
+from gradient_server.cluster.runner import ClusterRunner
+from gradient_server.cluster.settings import ClusterSettings
 from gradient_server.config import ServerConfig
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus
@@ -26,7 +31,9 @@ from gradient_server.storage.logs import LogStore
 from gradient_server.storage.nar_store import LocalNarStore
 from gradient_server.storage.uploads import Uploads
 
-__all__ = ["build_services"]
+__all__ = ["build_services", "tune_interpreter"]
+
+SWITCH_SECS: Final = 0.0005
 
 
 def build_services(
@@ -35,7 +42,8 @@ def build_services(
     """Every part of the server. StorageError if the base directory cannot be used."""
     clock = clock or SystemClock()
     bus = Bus()
-    graph_settings = _graph_settings(config)
+    sessions = Sessions()
+    graph_settings = _graph_settings(config, sessions)
     defaults = JobDefaults(
         timeout_secs=config.build_default_timeout_secs,
         max_silent_secs=config.build_default_max_silent_secs,
@@ -59,6 +67,26 @@ def build_services(
         ),
         policy=policy_by_name(config.scheduler_scoring_policy),
     )
+    # Subscribed next, for the same reason.
+    clusters = ClusterRunner(
+        scheduler=scheduler,
+        store=DatabaseClusterStore(
+            database,
+            clock=clock,
+            ids=ids,
+            instance_id=instance_id,
+            graph_settings=graph_settings,
+            load_job=partial(load_job, defaults=defaults),
+        ),
+        bus=bus,
+        clock=clock,
+        ids=ids,
+        settings=ClusterSettings(
+            prepare_timeout_secs=config.scheduler_cluster_prepare_timeout_secs,
+            reserve_after_secs=config.scheduler_cluster_reserve_after_secs,
+            reserve_timeout_secs=config.scheduler_cluster_reserve_timeout_secs,
+        ),
+    )
     services = Services(
         database=database,
         bus=bus,
@@ -70,9 +98,10 @@ def build_services(
         scheduler=scheduler,
         nar_store=LocalNarStore(config.base_dir),
         logs=LogStore(config.base_dir),
-        sessions=Sessions(),
+        sessions=sessions,
         draining=trio.Event(),
     )
+    services.clusters = clusters
     services.authority = Authority(services)
     services.graces = Graces(config.proto_reconnect_grace_secs, partial(lose_worker, services))
     services.downloads = Downloads(services)
@@ -81,8 +110,18 @@ def build_services(
     return services
 
 
-def _graph_settings(config: ServerConfig) -> GraphSettings:
+def tune_interpreter() -> None:
+    """For the whole process: how long a thread keeps the interpreter from another that waits for it.
+
+    The event loop and the database's writer both let go of it at every system call and statement,
+    dozens of times for a job; at Python's 5 ms each return could cost that long.
+    """
+    sys.setswitchinterval(SWITCH_SECS)
+
+
+def _graph_settings(config: ServerConfig, sessions: Sessions) -> GraphSettings:
     return GraphSettings(
+        largest_worker_ram_mb=sessions.largest_build_ram_mb,
         max_attempts=config.build_max_attempts,
         retry_backoff_secs=config.build_retry_backoff_secs,
         inputs_unavailable_max_loops=config.build_inputs_unavailable_max_loops,

@@ -23,9 +23,13 @@ async def answer_assignment(services: Services, session: Session, message: Assig
 
 async def job_refused(services: Services, session: Session, item: RefusedJob) -> None:
     """The job fails Permanent; a cluster member counts as rejected (protocol.md, Reports)."""
-    if session.held(item.assignment_id) is None:
+    held = session.held(item.assignment_id)
+    if held is None:
         return
     log.warning("a worker cannot read its job", assignment=item.assignment_id, reason=item.reason)
+    if held.is_member:
+        services.clusters.unreadable(item.assignment_id, item.reason)
+        return
 
     def fail(connection: sa.Connection) -> tuple[None, list[Event]]:
         return None, fail_unreadable_job(

@@ -51,6 +51,9 @@ async def _apply_together(services: Services, session: Session, reports: Sequenc
         return outcomes, [event for outcome in outcomes for event in outcome.events]
 
     outcomes = await services.transact(apply)
+    for report in reports:
+        if isinstance(report, JobCompleted | JobFailed):
+            services.clusters.final_report(report.assignment_id)
     _answer(session, reports, outcomes)
 
 
@@ -95,6 +98,16 @@ def _answer(session: Session, reports: Sequence[Report], outcomes: Sequence[Repo
             fault = fault or outcome.error
         elif outcome.refused is not None:
             _refuse(session, report, outcome.refused)
+        elif outcome.signal_refused is not None:
+            # What came before is acknowledged first, for this one concerns exactly its own number.
+            acknowledged.pop(report.assignment_id, None)
+            session.send(
+                ReportAck(
+                    assignment_id=report.assignment_id,
+                    seq=outcome.acknowledge,
+                    refused=outcome.signal_refused,
+                )
+            )
         else:
             seq = max(outcome.acknowledge, acknowledged.get(report.assignment_id, 0))
             acknowledged[report.assignment_id] = seq

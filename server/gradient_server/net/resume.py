@@ -14,6 +14,7 @@ from gradient_protocol.kinds import JobKind, ResumeState
 from gradient_protocol.messages.server import AbortJob, ResumeAck
 from gradient_protocol.messages.worker import ResumedJob, ResumeJobs
 
+from gradient_server.cluster.signals import AdoptedMember
 from gradient_server.db.queries.claims import OpenAssignment, note_log, open_assignments
 from gradient_server.db.queries.registry import WorkerRow, find_worker, note_worker_seen
 from gradient_server.db.tables import derivation, derivation_build
@@ -77,6 +78,9 @@ async def resume(services: Services, session: Session, message: ResumeJobs) -> N
         session,
         _still_working(found, message.running),
     )
+    services.clusters.worker_resumed(
+        session.worker_id, _adopted_members(found, message.running), decision.lost_members
+    )
     if session.worker_draining:
         services.scheduler.draining(session.worker_id, "the worker is draining")
     elif found.row is not None and found.row.drain is not None:
@@ -124,11 +128,25 @@ def _still_working(found: _Resumed, running: Sequence[ResumedJob]) -> list[Assig
             job_id=found.opened[adopted.assignment_id].job_key,
             kind=found.opened[adopted.assignment_id].kind,
             name=found.names.get(found.opened[adopted.assignment_id].job_key, ""),
+            cluster_attempt=found.opened[adopted.assignment_id].cluster_attempt,
         )
         for adopted in found.decision.adopted
         if states[adopted.assignment_id] is not ResumeState.DONE
         and not found.opened[adopted.assignment_id].report_stored
     ]
+
+
+def _adopted_members(found: _Resumed, running: Sequence[ResumedJob]) -> list[AdoptedMember]:
+    """The members among the adopted assignments, as the runner of clusters takes them."""
+    listed = {entry.assignment_id: entry for entry in running}
+    members: list[AdoptedMember] = []
+    for adopted in found.decision.adopted:
+        attempt = found.opened[adopted.assignment_id].cluster_attempt
+        if attempt is not None:
+            entry = listed[adopted.assignment_id]
+            held = entry.state is ResumeState.HELD
+            members.append((adopted.assignment_id, attempt, held, entry.signal_n or 0))
+    return members
 
 
 def _names(connection: sa.Connection, opened: Sequence[OpenAssignment]) -> dict[str, str]:

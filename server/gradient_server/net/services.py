@@ -16,6 +16,7 @@ from gradient_server.storage.logs import LogStore
 from gradient_server.storage.nar_store import LocalNarStore
 
 if TYPE_CHECKING:  # these use Services themselves
+    from gradient_server.cluster.runner import ClusterRunner
     from gradient_server.graph.settings import GraphSettings
     from gradient_server.net.authority import Authority
     from gradient_server.net.graces import Graces
@@ -48,6 +49,7 @@ class Services:
     # Disk work on logs has few threads of its own, so that it never starves what else waits for one.
     log_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(4))
     # These use the others, so they are set right after.
+    clusters: "ClusterRunner" = field(init=False)
     authority: "Authority" = field(init=False)
     graces: "Graces" = field(init=False)
     downloads: "Downloads" = field(init=False)

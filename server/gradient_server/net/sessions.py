@@ -40,6 +40,17 @@ class Sessions:
         session = self._by_worker.get(worker_id)
         return session if session is not None and session.resumed else None
 
+    def largest_build_ram_mb(self) -> int | None:
+        """The largest memory (MiB) of a connected worker that builds. May be called from any thread."""
+        return max(
+            (
+                session.worker_capabilities.ram_total_mb
+                for session in self
+                if session.capabilities.build and session.worker_capabilities is not None
+            ),
+            default=None,
+        )
+
     def takeover(self, worker_id: str, incarnation: str, now: float) -> Takeover:
         """May this incarnation of the worker have a session? `now` on the monotonic clock."""
         older = self._by_worker.get(worker_id)
