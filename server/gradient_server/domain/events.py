@@ -168,6 +168,22 @@ class SignalStored:
     n: int
 
 
+@dataclass(frozen=True, slots=True)
+class SignalDropped:
+    """A signal that nobody gets: outside a started attempt, from or to no member of it. For a count."""
+
+    attempt_id: str
+    assignment_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectUnused:
+    """Nothing names this object of the NAR store any more: it can be deleted."""
+
+    object: str
+
+
 Event = (
     JobQueued
     | JobUnqueued
@@ -184,6 +200,8 @@ Event = (
     | ClusterChanged
     | MemberReported
     | SignalStored
+    | SignalDropped
+    | ObjectUnused
 )
 
 

@@ -15,6 +15,7 @@ from gradient_server.domain.events import Event
 from gradient_server.domain.job import split_job_key
 from gradient_server.domain.status import AbortReason
 from gradient_server.graph import sql
+from gradient_server.graph.aftermath import carry_out
 from gradient_server.graph.assignments import find_open
 from gradient_server.graph.endings import lose
 from gradient_server.graph.evaluations import end_evaluation
@@ -64,7 +65,7 @@ def abort_evaluation(
     end_evaluation(work, evaluation_id, EvaluationEvent.ABORTED, error=error)
     request_aborts(work, _open_of_job(work, f"eval:{evaluation_id}"), AbortReason.EVALUATION, error)
     drop_wishes(work, evaluation_id, error)
-    return work.events
+    return carry_out(work)
 
 
 def abort_job(
@@ -82,7 +83,8 @@ def abort_job(
     moved = abort_builds(work, _open_builds(work, job), error=error)
     running = _open_of_job(work, job_key)
     request_aborts(work, running, AbortReason.USER, error)
-    return work.events if moved or running else None
+    events = carry_out(work)
+    return events if moved or running else None
 
 
 def abort_assignments(
@@ -127,9 +129,11 @@ def reap_unconfirmed(
     work = Work(connection, now, ids, settings or GraphSettings())
     sql.lock_graph(connection)
     for assignment in find_open(work, list(assignment_ids)):
-        if assignment.abort_reason is not None and not assignment.report_held:
+        # A member's is declared lost by whoever runs its attempt.
+        alone = assignment.cluster_attempt is None
+        if alone and assignment.abort_reason is not None:
             lose(work, assignment, "the worker did not confirm the abort")
-    return work.events
+    return carry_out(work)
 
 
 def _open_of_job(work: Work, job_key: str) -> list[str]:

@@ -18,12 +18,16 @@ from gradient_server.graph.work import Work
 
 __all__ = [
     "Build",
+    "Failure",
     "build_failed",
     "build_lost",
     "build_succeeded",
+    "complete_build",
     "find_build",
     "lacking_outputs",
     "limits",
+    "note_peak",
+    "spend",
 ]
 
 _FIND = sql.statement(
@@ -115,12 +119,17 @@ def build_succeeded(
     """The build is Completed; what depends on it moves on. Its outputs are held (`lacking_outputs`)."""
     store_attempt(work, assignment, "Completed", None)
     close_assignment(work, assignment, AssignmentStatus.COMPLETED, seq=seq, spans_dropped=spans_dropped)
+    complete_build(work, build, assignment.worker_name)
+
+
+def complete_build(work: Work, build: Build, worker: str | None) -> None:
+    """An assigned build is Completed, its assignment closed; what depends on it moves on."""
     move_builds(work, [build.id], BuildEvent.SUCCEEDED)
     finish(
         work,
         [build.id],
         [build.derivation],
-        worker=assignment.worker_name,
+        worker=worker,
         imported=build.ifd,
         names={build.id: build.name},
     )
@@ -141,7 +150,7 @@ def build_failed(
     """A failure of any kind: the row of the table of failure kinds that it names."""
     history = build.history
     if kind is FailureKind.OUT_OF_MEMORY and peak_ram_mb is not None:
-        sql.run(work.connection, _PEAK, {"id": build.id, "peak": peak_ram_mb})
+        note_peak(work, build, peak_ram_mb)
         peak = peak_ram_mb if history.peak_ram_mb is None else max(history.peak_ram_mb, peak_ram_mb)
         history = JobHistory(
             history.attempts,
@@ -154,6 +163,11 @@ def build_failed(
     store_attempt(work, assignment, kind.value, error)
     close_assignment(work, assignment, AssignmentStatus.FAILED, seq=seq, spans_dropped=spans_dropped)
     _follow(work, assignment, build, decision, Failure(kind.value, error, reported_missing))
+
+
+def note_peak(work: Work, build: Build, peak_ram_mb: int) -> None:
+    """Records the memory (MiB) at which a try was killed, if it is the largest so far."""
+    sql.run(work.connection, _PEAK, {"id": build.id, "peak": peak_ram_mb})
 
 
 def build_lost(work: Work, assignment: Assignment, build: Build, error: str) -> None:
@@ -173,7 +187,7 @@ def _follow(work: Work, assignment: Assignment, build: Build, decision: Decision
         outcome = Outcome.REQUEUE
     elif outcome in (Outcome.REQUEUE, Outcome.HEAL) and not wanted:
         outcome = Outcome.ABORT
-    _spend(work, build, decision, failure)
+    spend(work, build, decision, failure)
     if outcome is Outcome.FAIL:
         _end(work, assignment, build, BuildEvent.FAILED, failure)
     elif outcome is Outcome.ABORT:
@@ -217,7 +231,8 @@ def _set_not_before(work: Work, build: Build, backoff_secs: float) -> None:
     sql.run(work.connection, _NOT_BEFORE, {"id": build.id, "not_before": work.now + backoff_secs})
 
 
-def _spend(work: Work, build: Build, decision: Decision, failure: Failure) -> None:
+def spend(work: Work, build: Build, decision: Decision, failure: Failure) -> None:
+    """Stores what the build has used up, and the last failure."""
     parameters = {
         "id": build.id,
         "attempts": decision.attempts,

@@ -25,6 +25,8 @@ from gradient_server.graph.work import Work
 
 __all__ = [
     "Evaluation",
+    "evaluation_again",
+    "evaluation_ended",
     "evaluation_failed",
     "evaluation_fetched",
     "evaluation_lost",
@@ -126,6 +128,21 @@ def evaluation_failed(
         return
     history = JobHistory(evaluation.attempts)
     _follow(work, evaluation, decide(kind, assignment.abort_reason, history, limits(work)), error)
+
+
+def evaluation_ended(work: Work, evaluation: Evaluation, event: EvaluationEvent, error: str) -> None:
+    """FAILED or ABORTED for good; what it still waits for is taken back. One that has ended stays so."""
+    if evaluation.is_final:
+        return
+    end_evaluation(work, evaluation.id, event, error=error)
+    drop_wishes(work, evaluation.id, error)
+
+
+def evaluation_again(work: Work, evaluation: Evaluation, *, source_lost: bool) -> None:
+    """It waits for a worker again, at once, and has used no attempt."""
+    if source_lost:
+        sql.run(work.connection, _FORGET_SOURCE, {"id": evaluation.id})
+    _requeue(work, evaluation, Decision(Outcome.REQUEUE, evaluation.attempts))
 
 
 def evaluation_lost(work: Work, assignment: Assignment, evaluation: Evaluation, error: str) -> None:

@@ -57,9 +57,7 @@ def hold_output(work: Work, assignment: Assignment, message: JobUpdate) -> str |
     reason = check_build_output(work, assignment, update)
     if reason is None:
         report = msgspec.msgpack.encode(message)
-        sql.run(
-            work.connection, _HOLD_OUTPUT, {"id": assignment.id, "seq": message.seq, "report": report}
-        )
+        sql.run(work.connection, _HOLD_OUTPUT, {"id": assignment.id, "seq": message.seq, "report": report})
     return reason
 
 

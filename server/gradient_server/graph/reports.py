@@ -8,16 +8,17 @@ Permanent comes under that number. The last number is stored in the transaction 
 
 from dataclasses import dataclass, field
 
-import msgspec
 import sqlalchemy as sa
 from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import FailureKind, JobKind
 from gradient_protocol.messages.shapes import BuildOutput, EvalResult, EvalStats, FetchResult
 from gradient_protocol.messages.worker import ClusterSignalReport, JobCompleted, JobFailed, JobUpdate
 
-from gradient_server.domain.events import Event
+from gradient_server.db.queries.signals import refused_signal
+from gradient_server.domain.events import Event, MemberReported, SignalDropped
 from gradient_server.domain.status import AssignmentStatus
 from gradient_server.graph import sql
+from gradient_server.graph.aftermath import carry_out
 from gradient_server.graph.assignments import Assignment, close_assignment, find_assignment, store_spans
 from gradient_server.graph.build_endings import build_failed, build_succeeded, find_build, lacking_outputs
 from gradient_server.graph.build_outputs import store_build_output
@@ -30,8 +31,10 @@ from gradient_server.graph.evaluation_endings import (
     source_is_held,
 )
 from gradient_server.graph.ingest import ingest_batch
+from gradient_server.graph.member_reports import hold_final, hold_output
 from gradient_server.graph.metrics import store_build_metrics, store_evaluation_metrics
 from gradient_server.graph.settings import GraphSettings
+from gradient_server.graph.signals import store_signal
 from gradient_server.graph.work import Work
 
 __all__ = ["Report", "ReportOutcome", "apply_report", "fail_unreadable_job", "refuse_report"]
@@ -43,10 +46,6 @@ _MAX_ERROR_CHARACTERS = 64 * 1024
 _IS_EVALUATION = sql.statement("SELECT evaluation IS NOT NULL FROM dispatched_job WHERE id = :id")
 _STORE_SEQ = sql.statement("UPDATE dispatched_job SET last_seq = :seq WHERE id = :id")
 _REFUSE = sql.statement("UPDATE dispatched_job SET refused_seq = :seq WHERE id = :id")
-_HOLD = sql.statement("UPDATE dispatched_job SET last_seq = :seq, held_report = :report WHERE id = :id")
-_HOLD_OUTPUT = sql.statement(
-    "UPDATE dispatched_job SET last_seq = :seq, held_output = :report WHERE id = :id"
-)
 _FETCHED = sql.statement("UPDATE evaluation SET source_path = :path, source_rev = :rev WHERE id = :id")
 _PROGRESS = sql.statement("UPDATE evaluation SET last_progress_at = :now WHERE id = :id")
 
@@ -57,7 +56,8 @@ class ReportOutcome:
 
     `acknowledge` goes out as ReportAck, cumulative, unless `refused` (Error with assignment_id and seq,
     the session lives) or `error` (Error with that code, the session ends) is set. `closed`: the
-    assignment has ended with this report.
+    assignment has ended with this report. `signal_refused`: the ReportAck of exactly this report's
+    `seq` carries it as `refused` (a signal beyond the limits; protocol.md, Signals).
     """
 
     acknowledge: int
@@ -65,6 +65,7 @@ class ReportOutcome:
     error: tuple[int, str] | None = None
     events: list[Event] = field(default_factory=list)
     closed: bool = False
+    signal_refused: str | None = None
 
 
 def apply_report(
@@ -85,13 +86,14 @@ def apply_report(
     assignment = find_assignment(work, message.assignment_id)
     outcome = _check_order(assignment, worker_id, instance_id, message)
     if outcome is not None or assignment is None:
-        return outcome or ReportOutcome(message.seq)
+        return _note_late(work, assignment, worker_id, message, outcome or ReportOutcome(message.seq))
     closed = False
     reason = None
     if isinstance(message, ClusterSignalReport):
-        # Outside a started attempt a signal is dropped, and acknowledged.
         _store_seq(work, assignment, message.seq)
-    elif assignment.cluster_attempt is not None:
+        refused = store_signal(work, assignment, message)
+        return ReportOutcome(message.seq, events=work.events, signal_refused=refused)
+    if assignment.cluster_attempt is not None:
         reason = _hold(work, assignment, message)
     elif isinstance(message, JobUpdate):
         reason = _apply_update(work, assignment, message)
@@ -100,7 +102,7 @@ def apply_report(
         closed = True
     if reason is not None:
         return _refuse(work, assignment, message.seq, reason)
-    return ReportOutcome(message.seq, events=work.events, closed=closed)
+    return ReportOutcome(message.seq, events=carry_out(work), closed=closed)
 
 
 def refuse_report(
@@ -143,7 +145,7 @@ def fail_unreadable_job(
         return []
     if assignment.cluster_attempt is None:
         _fail(work, assignment, FailureKind.PERMANENT, f"the worker cannot read the job: {reason}")
-    return work.events
+    return carry_out(work)
 
 
 def _lock(work: Work, message: Report) -> None:
@@ -204,16 +206,36 @@ def _store_seq(work: Work, assignment: Assignment, seq: int) -> None:
     sql.run(work.connection, _STORE_SEQ, {"id": assignment.id, "seq": seq})
 
 
+def _note_late(
+    work: Work,
+    assignment: Assignment | None,
+    worker_id: str,
+    message: Report,
+    outcome: ReportOutcome,
+) -> ReportOutcome:
+    """A report that changes nothing may still be waited for, or have been answered before."""
+    if assignment is None or assignment.worker_id != worker_id:
+        return outcome
+    if isinstance(message, ClusterSignalReport):
+        outcome.signal_refused = refused_signal(work.connection, assignment.id, message.seq)
+        if assignment.finished_at is not None and outcome.signal_refused is None:
+            outcome.events.append(SignalDropped(message.attempt, assignment.id, "its attempt is over"))
+    elif assignment.finished_at is None or assignment.cluster_attempt is None:
+        return outcome
+    elif isinstance(message, JobCompleted | JobFailed):
+        # A survivor of an attempt that is over has stopped.
+        outcome.events.append(MemberReported(assignment.cluster_attempt, assignment.id))
+    return outcome
+
+
 def _hold(work: Work, assignment: Assignment, message: JobUpdate | JobCompleted | JobFailed) -> str | None:
-    """A member's reports wait, whole, for the verdict of its attempt."""
-    statement = _HOLD
-    if isinstance(message, JobUpdate):
-        if assignment.kind is JobKind.EVAL:
-            return _apply_update(work, assignment, message)
-        statement = _HOLD_OUTPUT
-    report = msgspec.msgpack.encode(message)
-    sql.run(work.connection, statement, {"id": assignment.id, "seq": message.seq, "report": report})
-    return None
+    """A member's reports wait, whole, for the verdict of its attempt; an evaluation's batches do not."""
+    if not isinstance(message, JobUpdate):
+        hold_final(work, assignment, message)
+        return None
+    if assignment.kind is JobKind.EVAL:
+        return _apply_update(work, assignment, message)
+    return hold_output(work, assignment, message)
 
 
 def _apply_update(work: Work, assignment: Assignment, message: JobUpdate) -> str | None:

@@ -17,6 +17,7 @@ from gradient_protocol.messages.worker import ResumedJob
 from gradient_server.domain.events import AbortWanted, Event
 from gradient_server.domain.status import AbortReason
 from gradient_server.graph import sql
+from gradient_server.graph.aftermath import carry_out
 from gradient_server.graph.assignments import Assignment, find_open
 from gradient_server.graph.endings import lose
 from gradient_server.graph.settings import GraphSettings
@@ -79,6 +80,7 @@ def resume(
     _adopt(work, decision, adopted)
     for assignment in held.values():
         _lose(work, decision, assignment, "its worker came back without it")
+    carry_out(work)
     return decision
 
 
@@ -101,7 +103,7 @@ def lose_assignments(
     for assignment in find_open(work, assignment_ids):
         if assignment.instance_id == instance_id:
             _lose(work, ResumeDecision(), assignment, error)
-    return work.events
+    return carry_out(work)
 
 
 def _adopt(work: Work, decision: ResumeDecision, adopted: Sequence[Assignment]) -> None:

@@ -22,6 +22,11 @@ _IS_WANTED = sql.statement("SELECT 1 FROM build_job WHERE build = :build AND out
 _OPEN_OF_BUILDS = sql.statement(
     "SELECT id FROM dispatched_job WHERE derivation_build IN [ids] AND finished_at IS NULL ORDER BY id"
 )
+_OPEN_ATTEMPTS = sql.statement(
+    "SELECT a.id, a.cluster_attempt FROM dispatched_job a WHERE a.id IN [ids] AND a.finished_at IS NULL"
+    " AND a.cluster_attempt IS NOT NULL ORDER BY a.id"
+)
+_UNWANTED = (AbortReason.USER, AbortReason.EVALUATION)
 # A person's wish to end it is never weakened by what the server wants for its own reasons later.
 _STORE_ABORT = sql.statement(
     "UPDATE dispatched_job SET abort_reason = :reason, abort_requested_at = :now WHERE id IN [ids]"
@@ -55,9 +60,15 @@ def drop_wishes(work: Work, evaluation: str, error: str) -> None:
 
 
 def request_aborts(work: Work, assignments: Sequence[str], reason: AbortReason, text: str) -> None:
-    """Stores the abort of open assignments, for the workers to be told after the commit."""
+    """Stores the abort of open assignments, for the workers to be told after the commit.
+
+    A member whose job nobody wants any more takes its whole attempt along, at the end of the
+    transaction (aftermath.py); for the server's own reasons it is a member that fails.
+    """
     if not assignments:
         return
+    if reason in _UNWANTED:
+        assignments = _set_attempts_aside(work, assignments, text)
     parameters = {
         "ids": sql.array(work.connection, assignments),
         "reason": reason.value,
@@ -65,3 +76,10 @@ def request_aborts(work: Work, assignments: Sequence[str], reason: AbortReason, 
     }
     for assignment, worker in sorted(sql.run(work.connection, _STORE_ABORT, parameters)):
         work.events.append(AbortWanted(assignment, worker, reason, text))
+
+
+def _set_attempts_aside(work: Work, assignments: Sequence[str], text: str) -> list[str]:
+    members = dict(sql.run(work.connection, _OPEN_ATTEMPTS, {"ids": sql.array(work.connection, assignments)}))
+    for attempt in members.values():
+        work.attempts_to_abort.setdefault(attempt, text)
+    return [assignment for assignment in assignments if assignment not in members]

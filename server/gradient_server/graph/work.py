@@ -24,5 +24,3 @@ class Work:
     # members were aborted, and evaluations that were waiting members of a cluster that ended.
     attempts_to_abort: dict[str, str] = field(default_factory=dict)
     evaluations_to_abort: dict[str, str] = field(default_factory=dict)
-    # Objects of the NAR store that nothing names any more, for their deletion after the commit.
-    unused_objects: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from gradient_protocol.kinds import JobKind
 from gradient_protocol.messages.worker import UploadRequest
 
 from gradient_server.db.queries import uploads
-from gradient_server.db.queries.cached_paths import CachedPath, held_paths, put_path
+from gradient_server.db.queries.cached_paths import CachedPath, held_paths, object_in_use, put_path
 from gradient_server.db.tables import derivation_build, derivation_output
 from gradient_server.domain.events import Event, PathStored
 from gradient_server.domain.job import split_job_key
@@ -78,13 +78,21 @@ class UploadRows:
         """
 
         def work(connection: sa.Connection) -> tuple[str | None, list[Event]]:
+            waits = not is_member or uploads.waits_for_verdict(connection, request.assignment_id)
             uploads.finish_upload(
                 connection,
                 request.request_id,
                 nar_hash=stored.nar_hash,
                 nar_size=stored.nar_size,
                 object_name=stored.object,
+                file_size=stored.file_size,
+                compression=stored.compression,
+                references=references,
             )
+            if not waits:
+                # Its attempt ended while the last bytes came.
+                uploads.delete_upload(connection, request.request_id)
+                return None if object_in_use(connection, stored.object) else stored.object, []
             if is_member:
                 return None, []
             uploads.commit_upload(connection, request.request_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from gradient_server.db.queries.claims import ClosedAssignment, close_abandoned
-from gradient_server.db.tables import cluster_attempt, dispatched_job, instance
+from gradient_server.db.tables import cluster_attempt, cluster_reservation, dispatched_job, instance
 from gradient_server.domain.status import AttemptOutcome
 
 __all__ = [
@@ -141,6 +141,9 @@ def take_over(
                 .values(instance=successor_id)
             )
     attempts, abandoned = _close_unstarted(connection, successor_id, now=now)
+    # Its clock ran in the memory of who held it: the next planning pass reserves again.
+    reserved = cluster_reservation.c.instance
+    connection.execute(cluster_reservation.delete().where(reserved.in_((dead_id, successor_id))))
     open_job = dispatched_job.c
     mine = sa.select(open_job.id).where(open_job.instance == successor_id, open_job.finished_at.is_(None))
     assignments = connection.scalars(mine.order_by(open_job.id)).all()
@@ -154,7 +157,11 @@ def _close_unstarted(
     closed = connection.scalars(
         cluster_attempt.update()
         .where(attempt.instance == owner, attempt.finished_at.is_(None), attempt.started_at.is_(None))
-        .values(finished_at=now, outcome=AttemptOutcome.PREPARE_FAILED)
+        .values(
+            finished_at=now,
+            outcome=AttemptOutcome.PREPARE_FAILED,
+            reason="the server stopped before the start",
+        )
         .returning(attempt.id)
     ).all()
     if not closed:

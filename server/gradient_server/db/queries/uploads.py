@@ -1,16 +1,20 @@
 """Uploads under way: who sends what, until when its partial object is kept, and what a finished one
 of a cluster's member waits with until the verdict (protocol.md, "Transfers", "Build steps")."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+from gradient_protocol.kinds import Compression
 
+from gradient_server.db.queries.cached_paths import CachedPath, object_in_use
 from gradient_server.db.queries.upsert import insert_or_ignore
-from gradient_server.db.tables import upload
+from gradient_server.db.tables import dispatched_job, upload
 
 __all__ = [
     "Upload",
     "commit_upload",
+    "delete_stranded_uploads",
     "delete_upload",
     "delete_uploads_of",
     "expired_uploads",
@@ -20,6 +24,7 @@ __all__ = [
     "list_uploads",
     "start_upload",
     "uploads_of",
+    "waits_for_verdict",
 ]
 
 
@@ -37,6 +42,29 @@ class Upload:
     nar_size: int | None
     object: str | None
     committed: bool
+    file_size: int | None = None
+    compression: str | None = None
+    references: Sequence[str] | None = None
+
+    def held(self) -> CachedPath:
+        """The path that its object becomes. ValueError for one that is not finished."""
+        if (
+            self.object is None
+            or self.nar_hash is None
+            or self.nar_size is None
+            or self.file_size is None
+            or self.compression is None
+        ):
+            raise ValueError(f"the upload {self.request} is not finished")
+        return CachedPath(
+            path=self.path,
+            nar_hash=self.nar_hash,
+            nar_size=self.nar_size,
+            file_size=self.file_size,
+            compression=Compression(self.compression),
+            object=self.object,
+            references=tuple(self.references or ()),
+        )
 
 
 def start_upload(
@@ -77,12 +105,30 @@ def extend_lease(connection: sa.Connection, request: str, *, lease_until: float)
 
 
 def finish_upload(
-    connection: sa.Connection, request: str, *, nar_hash: str, nar_size: int, object_name: str
+    connection: sa.Connection,
+    request: str,
+    *,
+    nar_hash: str,
+    nar_size: int,
+    object_name: str,
+    file_size: int | None = None,
+    compression: str | None = None,
+    references: Sequence[str] = (),
 ) -> bool:
-    """All bytes were verified and are durable as `object_name`. False if there is no such upload."""
+    """All bytes were verified and are durable as `object_name`. False if there is no such upload.
+
+    The last three wait with a cluster member's upload for the verdict that makes it the path's object.
+    """
     row = upload.c
     changed = upload.update().where(row.request == request)
-    changed = changed.values(nar_hash=nar_hash, nar_size=nar_size, object=object_name)
+    changed = changed.values(
+        nar_hash=nar_hash,
+        nar_size=nar_size,
+        object=object_name,
+        file_size=file_size,
+        compression=compression,
+        references=list(references),
+    )
     return connection.execute(changed.returning(row.request)).first() is not None
 
 
@@ -121,6 +167,24 @@ def expired_uploads(connection: sa.Connection, *, now: float) -> list[Upload]:
     return _all(connection, query)
 
 
+def waits_for_verdict(connection: sa.Connection, assignment: str) -> bool:
+    """Whether a member's assignment is open. Its row is locked, so that the verdict sees the upload."""
+    row = dispatched_job.c
+    query = sa.select(row.id).where(row.id == assignment, row.finished_at.is_(None))
+    return connection.execute(query.with_for_update(read=True)).first() is not None
+
+
+def delete_stranded_uploads(connection: sa.Connection) -> list[str]:
+    """Forgets finished uploads that no verdict will commit; the objects that nothing names any more."""
+    row = upload.c
+    opened = sa.select(dispatched_job.c.id).where(
+        dispatched_job.c.id == row.assignment, dispatched_job.c.finished_at.is_(None)
+    )
+    stranded = upload.delete().where(row.object.is_not(None), ~row.committed, ~opened.exists())
+    objects = connection.scalars(stranded.returning(row.object)).all()
+    return [name for name in sorted(set(objects)) if not object_in_use(connection, name)]
+
+
 def delete_upload(connection: sa.Connection, request: str) -> bool:
     """Forgets an upload. False if there is none."""
     row = upload.c
@@ -145,6 +209,9 @@ _COLUMNS = (
     upload.c.nar_size,
     upload.c.object,
     upload.c.committed,
+    upload.c.file_size,
+    upload.c.compression,
+    upload.c.references,
 )
 
 

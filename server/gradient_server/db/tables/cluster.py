@@ -118,7 +118,7 @@ cluster_reservation = sa.Table(
     ),
     sa.Column("instance", sa.Text, nullable=False),
     sa.Column("reserved_at", Time, nullable=False),
-    # [[job key, worker id], ...]
+    # {job key: worker id}
     sa.Column("seats", sa.JSON, nullable=False),
     sa.CheckConstraint("id = 1", name="only-one"),
 )
