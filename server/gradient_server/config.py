@@ -149,9 +149,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("build.inputsUnavailableMaxLoops", _whole, 3, "repairs of a build's missing inputs"),
     Option("build.substituteMissEscalationThreshold", _positive, 2, "misses before building from source"),
     Option("scheduler.scoringPolicy", _text, "resource-aware", "how jobs and workers are matched"),
-    Option("scheduler.clusterPrepareTimeoutSecs", _absent, None, "cluster jobs"),
-    Option("scheduler.clusterReserveAfterSecs", _absent, None, "cluster jobs"),
-    Option("scheduler.clusterReserveTimeoutSecs", _absent, None, "cluster jobs"),
+    Option("scheduler.clusterPrepareTimeoutSecs", _number, 30.0, "for all members of a cluster to accept"),
+    Option("scheduler.clusterReserveAfterSecs", _number, 600.0, "wait for seats before they are reserved"),
+    Option("scheduler.clusterReserveTimeoutSecs", _number, 1800.0, "how long reserved seats are kept"),
     Option("scheduler.clusterBackfill", _absent, None, "cluster jobs"),
     Option("metrics.instanceIntervalSecs", _absent, None, "scoring by history"),
     Option("retentionDays", _absent, None, "retention"),
@@ -190,6 +190,9 @@ class ServerConfig:
     build_inputs_unavailable_max_loops: int
     build_substitute_miss_escalation_threshold: int
     scheduler_scoring_policy: str
+    scheduler_cluster_prepare_timeout_secs: float
+    scheduler_cluster_reserve_after_secs: float
+    scheduler_cluster_reserve_timeout_secs: float
 
     def __repr__(self) -> str:
         """The base directory says enough; the database's URL may hold a password."""

@@ -98,6 +98,7 @@ async def running_pool(database: Database, base_dir: Path, **flags: object) -> A
     listeners = await open_listeners(TcpAddress("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:
         await nursery.start(services.scheduler.run)
+        await nursery.start(services.clusters.run)
         await nursery.start(services.graces.run)
         await nursery.start(partial(reap_forever, services))
         await nursery.start(services.uploads.run)
