@@ -101,6 +101,7 @@ class Dispatcher:
             if verdict.choice is not None:
                 self._take(worker, verdict.choice, instance)
                 return True
+            self._offers.hurry(worker)
             if widen and not worker.windows[kind].unscored:
                 self.offer_next(worker, kind)
         return False

@@ -89,6 +89,11 @@ class Offers:
         """Candidates for one worker that has nothing to choose from. How many were new to it."""
         return sum(self._offer_if_able(worker, tracked) for tracked in candidates)
 
+    def hurry(self, worker: Worker) -> None:
+        """The worker waits now: what was gathered for it is told at once."""
+        if worker.to_offer:
+            self.urgent[worker.id] = None
+
     def withdraw(self, tracked: Tracked) -> None:
         """The job is no candidate any more: it leaves every window."""
         job_id, kind = tracked.job.job_id, tracked.job.kind

@@ -178,7 +178,8 @@ class Scheduler:
         if worker is not None:
             # Its RequestJob may have come before the report was committed, or waited for memory.
             for kind in JobKind:
-                self.dispatcher.try_assign(worker, kind)
+                if worker.slots[kind].ready:
+                    self._answer_wish(worker, kind)
 
     # Who works
 
@@ -328,11 +329,16 @@ class Scheduler:
             return
         slots.wish = True
         self.pool.settle(worker, kind)
+        self._answer_wish(worker, kind)
+
+    def _answer_wish(self, worker: Worker, kind: JobKind) -> None:
+        """A job for a worker that asks, or more candidates and an idle slot on record."""
+        slots = worker.slots[kind]
         if not self.dispatcher.try_assign(worker, kind, widen=True) and slots.ready:
             now = self._clock.monotonic()
             slots.idle_since = now if slots.idle_since is None else slots.idle_since
             slots.idle_seen = now
-            self._members.slot_idle(worker_id, kind)
+            self._members.slot_idle(worker.id, kind)
         self.loops.offers_changed.set()
 
     def answer_arrived(self, worker_id: str, response: AssignJobResponse) -> None:

@@ -357,3 +357,30 @@ async def test_a_stale_answer_changes_nothing() -> None:
     await world.answer("a", message, accepted=False)
     assert world.store.accepted == {message.assignment_id}
     assert world.scheduler.snapshot().workers[0].slots["Build"].open == 1
+
+
+async def test_a_request_that_came_before_the_close_is_answered_by_it_with_more_candidates() -> None:
+    world = World()
+    world.connect(worker("a", max_concurrent_builds=1))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    first = await assign(world, "a", "first")
+    world.outboxes["a"].offered()
+    world.scheduler.request_job("a", JobKind.BUILD)
+    # A candidate that was never offered to the worker.
+    world.scheduler.tracker.add(build("next"), world.clock.now())
+    world.bus.publish(world.store.close(first.assignment_id))
+    await world.settle()
+    assert world.outboxes["a"].offered() == ["build:next"]
+    assert len(world.scheduler.idle_slots) == 1
+
+
+async def test_what_was_gathered_for_a_busy_worker_is_told_once_it_waits() -> None:
+    world = await ready_world("a")
+    await assign(world, "a", "first")
+    world.outboxes["a"].offered()
+    world.queue(build("next"))
+    await world.settle()
+    assert world.outboxes["a"].offered() == []
+    world.scheduler.request_job("a", JobKind.BUILD)
+    await world.settle()
+    assert world.outboxes["a"].offered() == ["build:next"]
