@@ -13,7 +13,7 @@ from gradient_server.db.queries.claims import Claim, accept_assignment
 from gradient_server.db.queries.clusters import ClusterClaim, claim_cluster, start_cluster_attempt
 from gradient_server.db.queries.reservations import (
     Reservation,
-    find_reservation,
+    clear_reservation,
     release_reservation,
     take_reservation,
     update_reservation,
@@ -138,8 +138,7 @@ class DatabaseClusterStore:
                 now=now,
                 ids=self._ids,
                 settings=self._graph_settings,
-                lost=list(lost),
-                loss=next(iter(lost.values()), "its worker was lost"),
+                lost=lost,
             )
             return (None, []) if settlement is None else (settlement.verdict, settlement.events)
 
@@ -173,10 +172,4 @@ class DatabaseClusterStore:
 
     async def clear_reservation(self) -> None:
         """At start-up: whatever this instance had reserved."""
-
-        def work(connection: sa.Connection) -> None:
-            found = find_reservation(connection)
-            if found is not None and found.instance_id == self._instance_id:
-                release_reservation(connection, found.cluster_id, self._instance_id)
-
-        await self._database.run(work)
+        await self._database.run(lambda connection: clear_reservation(connection, self._instance_id))
