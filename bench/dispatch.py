@@ -25,7 +25,6 @@ from typing import Any
 import sqlalchemy as sa
 import trio
 from gradient_protocol.address import TcpAddress, listener_address, open_listeners
-from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import Compression
 from gradient_protocol.messages.shapes import GitSource
 from gradient_server import logging
@@ -38,7 +37,7 @@ from gradient_server.first_start import DEFAULT_PROJECT, ensure_registry
 from gradient_server.graph.submit import submit_evaluation
 from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
-from gradient_server.wiring import build_services, tune_interpreter
+from gradient_server.wiring import build_services, make_ids, tune_interpreter
 
 WARM_UP_SECS = 3.0
 NAR_HASH = f"sha256:{'0' * 64}"
@@ -92,7 +91,7 @@ async def server(url: str, base_dir: Path) -> AsyncIterator[tuple[Services, str]
     config = load(file=None, environment={}, flags={"base_dir": str(base_dir)}).config
     database = await Database.open(url)
     try:
-        services = build_services(config, database, IdSource(), "bench")
+        services = build_services(config, database, make_ids(), "bench")
         listeners = await open_listeners(TcpAddress("127.0.0.1", 0))
         async with trio.open_nursery() as nursery:
             await nursery.start(services.scheduler.run)

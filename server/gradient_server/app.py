@@ -34,7 +34,7 @@ from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
 from gradient_server.web.app import create_app
-from gradient_server.wiring import build_services, tune_interpreter
+from gradient_server.wiring import build_services, make_ids, tune_interpreter
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
@@ -169,7 +169,7 @@ async def _run(
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[Services],
 ) -> None:
-    ids = IdSource()
+    ids = make_ids()
     await _make_keys(config, database, ids, announce)
     instance_id = await _enter(config, database, ids)
     with _start_errors():

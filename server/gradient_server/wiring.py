@@ -1,5 +1,7 @@
 """Makes every part of a server and connects them; nothing runs yet. For `app`, and for tests."""
 
+import random
+import secrets
 import sys
 from functools import partial
 from typing import Final
@@ -31,7 +33,7 @@ from gradient_server.storage.logs import LogStore
 from gradient_server.storage.nar_store import LocalNarStore
 from gradient_server.storage.uploads import Uploads
 
-__all__ = ["build_services", "tune_interpreter"]
+__all__ = ["build_services", "make_ids", "tune_interpreter"]
 
 SWITCH_SECS: Final = 0.0005
 
@@ -108,6 +110,13 @@ def build_services(
     services.uploads = Uploads(services)
     bus.subscribe(announcer(services))
     return services
+
+
+def make_ids() -> IdSource:
+    """Ids for one process. They are names and no secrets: a generator that the system seeded once
+    spares two system calls for each.
+    """
+    return IdSource(random_bits=random.Random(secrets.randbits(256)).getrandbits)  # noqa: S311 - no secret
 
 
 def tune_interpreter() -> None:

@@ -19,6 +19,8 @@ from gradient_protocol.messages.common import Error, Message
 from gradient_protocol.messages.shapes import Capabilities
 from gradient_protocol.messages.worker import LogChunk
 
+from gradient_server.db.errors import DatabaseError
+from gradient_server.db.queries.registry import note_worker_seen
 from gradient_server.net.handlers import IMMEDIATE
 from gradient_server.net.lanes import KeyedLanes
 from gradient_server.net.logs import store_chunks
@@ -163,12 +165,21 @@ async def _watch(services: Services, session: Session) -> None:
         await trio.sleep_until(quiet_until if session.resumed else min(quiet_until, resume_by))
 
 
+async def _note_seen(services: Services, worker_id: str) -> None:
+    now = services.clock.now()
+    try:
+        await services.database.run(lambda connection: note_worker_seen(connection, worker_id, now=now))
+    except DatabaseError as error:
+        log.warning("when a worker was last seen is not recorded", reason=str(error))
+
+
 async def _close(services: Services, session: Session) -> None:
     """Let go of everything, whatever ended the session. Nothing here waits for the worker."""
     with trio.CancelScope(shield=True):
         if session.resumed:
             session.resumed = False
             services.scheduler.worker_disconnected(session.worker_id)
+            await _note_seen(services, session.worker_id)
         await services.uploads.session_ended(session)
         services.downloads.session_ended(session)
         if not session.replaced:

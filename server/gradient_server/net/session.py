@@ -156,7 +156,9 @@ class Session:
         await self.lanes.wait_idle(("log", assignment_id))
 
     async def worked_off(self) -> None:
-        """Returns once all that came is in the database or on disk."""
+        """Returns once all that came is in the database or on disk; at once before the resume."""
+        if not self.resumed:
+            return
         await self.lanes.wait_all_idle()
         await self.work.wait_idle()
 
