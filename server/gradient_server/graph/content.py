@@ -24,6 +24,7 @@ __all__ = [
     "check_batch",
     "check_built_output",
     "check_fetch_result",
+    "check_members",
     "check_product",
     "find_cycle",
     "is_stored_integer",
@@ -32,6 +33,7 @@ __all__ = [
 
 STORE_PATH = re.compile(r"[0-9abcdfghijklmnpqrsvwxyz]{32}-[0-9A-Za-z+\-._?=]{1,211}")
 NAR_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_ROLE = re.compile(r"[0-9A-Za-z._\-]{1,64}")
 _OUTPUT_NAME = re.compile(r"[0-9A-Za-z_.+\-]{1,64}")
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_NAME = 211
@@ -176,6 +178,24 @@ def _check_inputs(derivation: Derivation) -> str | None:
     return None
 
 
+def check_members(members: Sequence[tuple[str, bool, str | None]]) -> str | None:
+    """Why members, as (role, primary, pin), cannot be those of one cluster."""
+    if sum(primary for _, primary, _ in members) > 1:
+        return "it has more than one primary"
+    pins: set[str] = set()
+    for role, _, pin in members:
+        if _ROLE.fullmatch(role) is None:
+            return f"{role[:_MAX_NAME]!r} is no role: 1 to 64 letters, digits, '.', '_' or '-'"
+        if pin is None:
+            continue
+        if not 0 < len(pin) <= _MAX_NAME:
+            return "a pin is the id or the name of a worker"
+        if pin in pins:
+            return f"two members are pinned to the worker {pin!r}"
+        pins.add(pin)
+    return None
+
+
 def _check_cluster(cluster: Cluster, batch: set[str], taken: set[str]) -> str | None:
     if not cluster.name or len(cluster.name) > _MAX_NAME:
         return f"the name must have 1 to {_MAX_NAME} characters"
@@ -183,8 +203,9 @@ def _check_cluster(cluster: Cluster, batch: set[str], taken: set[str]) -> str | 
         return f"it must have 1 to {_MAX_CLUSTER_MEMBERS} members"
     if cluster.retry_budget < 0:
         return "retry_budget is negative"
-    if sum(member.primary for member in cluster.members) > 1:
-        return "it has more than one primary"
+    reason = check_members([(member.role, member.primary, member.pin) for member in cluster.members])
+    if reason is not None:
+        return reason
     for member in cluster.members:
         if member.drv_path not in batch:
             return f"its member {member.drv_path[:_MAX_NAME]!r} is not in the batch that names it"

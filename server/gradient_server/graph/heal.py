@@ -76,5 +76,4 @@ def heal(work: Work, derivations: Sequence[int], made: Sequence[str]) -> None:
         "paths": sql.array(work.connection, made),
     }
     lost = [row[0] for row in sql.run(work.connection, _TO_RESET, parameters)]
-    reset_builds(work, lost)
-    advance(work, lost)
+    advance(work, reset_builds(work, lost))

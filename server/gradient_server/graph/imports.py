@@ -64,7 +64,7 @@ def request_import(
         for build, status, _, is_held in makers.values()
         if status == BuildStatus.COMPLETED and not is_held
     ]
-    reset_builds(work, sorted(set(lost)))
+    again = reset_builds(work, sorted(set(lost)))
     rows = []
     for path in dict.fromkeys(query.paths):
         build, result = _answer_now(makers.get(path), set(lost), path)
@@ -81,7 +81,7 @@ def request_import(
         )
     sql.run_many(connection, _ASK, rows)
     _lift(work, [str(row["build"]) for row in rows if row["result"] is None])
-    advance(work, sorted(set(lost)))
+    advance(work, again)
     answer_settled(work, [query.query_id])
     return work.events
 

@@ -14,7 +14,12 @@ from gradient_protocol.messages.shapes import Derivation, EvalResult, Note
 from gradient_server.domain.events import BuildChanged, NoteAdded
 from gradient_server.domain.status import BuildStatus
 from gradient_server.graph import sql
-from gradient_server.graph.clusters import store_clusters
+from gradient_server.graph.clusters import (
+    ClusterRefusedError,
+    finished_helpers,
+    refuse_needed_helpers,
+    store_clusters,
+)
 from gradient_server.graph.content import check_batch
 from gradient_server.graph.progress import advance, announce_queued, reset_builds
 from gradient_server.graph.stored import check_inputs, find_derivations, store_derivations
@@ -72,6 +77,11 @@ _NOTE = sql.statement(
     " :level, :source, :message)"
 )
 
+# What refuses a cluster is asked of the rows that the batch has made.
+_SAVE = sql.statement("SAVEPOINT batch")
+_UNDO = sql.statement("ROLLBACK TO SAVEPOINT batch")
+_RELEASE = sql.statement("RELEASE SAVEPOINT batch")
+
 
 def ingest_batch(work: Work, evaluation: str, batch: EvalResult) -> str | None:
     """Stores one batch of `evaluation`. The reason if its content is refused; nothing is written then."""
@@ -85,11 +95,24 @@ def ingest_batch(work: Work, evaluation: str, batch: EvalResult) -> str | None:
     reason = check_inputs(work, batch.derivations, stored)
     if reason is not None:
         return reason
-    ids = store_derivations(work, batch.derivations, stored)
-    _wish(work, evaluation, batch, ids)
+    sql.run(work.connection, _SAVE)
+    published = len(work.events)
+    ids = store_derivations(work, batch.derivations, stored, members=_members(batch))
+    try:
+        _wish(work, evaluation, batch, ids)
+    except ClusterRefusedError as refused:
+        sql.run(work.connection, _UNDO)
+        sql.run(work.connection, _RELEASE)
+        del work.events[published:]
+        return str(refused)
+    sql.run(work.connection, _RELEASE)
     _note(work, evaluation, NoteLevel.WARNING, batch.warnings)
     _note(work, evaluation, NoteLevel.ERROR, batch.errors)
     return None
+
+
+def _members(batch: EvalResult) -> set[str]:
+    return {member.drv_path for cluster in batch.clusters for member in cluster.members}
 
 
 def _wish(work: Work, evaluation: str, batch: EvalResult, ids: dict[str, int]) -> None:
@@ -99,11 +122,19 @@ def _wish(work: Work, evaluation: str, batch: EvalResult, ids: dict[str, int]) -
     }
     wanted = [row[0] for row in sql.run(work.connection, _UNWISHED, parameters)]
     current = _current_builds(work, wanted)
+    ended = finished_helpers(work, [derivation for derivation in wanted if derivation not in current])
+    current.update(ended)
     created = _new_builds(work, [derivation for derivation in wanted if derivation not in current])
     lost = _lost_outputs(
         work, [build for build, status in current.values() if status == BuildStatus.COMPLETED]
     )
-    _store_wishes(work, evaluation, wanted, {**current, **created}, set(lost))
+    done = set(ended)
+    done.update(
+        derivation
+        for derivation, (build, status) in current.items()
+        if status == BuildStatus.COMPLETED and build not in lost
+    )
+    _store_wishes(work, evaluation, wanted, {**current, **created}, done)
     _mark_attrs(work, evaluation, batch.derivations, ids)
     prioritized, build_request, project = sql.run(work.connection, _EVALUATION, parameters)[0]
     builds = [build for build, _ in (*current.values(), *created.values())]
@@ -115,13 +146,13 @@ def _wish(work: Work, evaluation: str, batch: EvalResult, ids: dict[str, int]) -
     sql.run(work.connection, _RAISE, raised)
     # Before any build is queued: a member must never be seen as a job of its own.
     again = store_clusters(work, project, batch.clusters, ids)
-    lost = [build for build in lost if build not in again]
-    reset_builds(work, lost)
+    refuse_needed_helpers(work, [ids[d.drv_path] for d in batch.derivations], batch.clusters, ids)
+    again += reset_builds(work, [build for build in lost if build not in again])
     _announce(work, evaluation, {**current, **created})
     joined = [build for build, status in current.values() if status == BuildStatus.QUEUED]
     announce_queued(work, joined)
     waiting = [build for build, status in current.values() if status == BuildStatus.CREATED]
-    advance(work, [*(build for build, _ in created.values()), *waiting, *lost, *again])
+    advance(work, [*(build for build, _ in created.values()), *waiting, *again])
 
 
 def _current_builds(work: Work, derivations: Sequence[int]) -> dict[int, tuple[str, str]]:
@@ -151,19 +182,18 @@ def _store_wishes(
     evaluation: str,
     wanted: Sequence[int],
     builds: dict[int, tuple[str, str]],
-    lost: set[str],
+    done: set[int],
 ) -> None:
     rows = []
     for derivation in wanted:
-        build, status = builds[derivation]
-        done = status == BuildStatus.COMPLETED and build not in lost
+        is_done = derivation in done
         rows.append(
             {
                 "evaluation": evaluation,
                 "derivation": derivation,
-                "build": build,
-                "outcome": BuildStatus.COMPLETED.value if done else None,
-                "finished_at": work.now if done else None,
+                "build": builds[derivation][0],
+                "outcome": BuildStatus.COMPLETED.value if is_done else None,
+                "finished_at": work.now if is_done else None,
             }
         )
     sql.run_many(work.connection, _WISH, rows)

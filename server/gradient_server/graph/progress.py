@@ -13,6 +13,7 @@ from gradient_server.domain.job import build_key
 from gradient_server.domain.status import BuildStatus
 from gradient_server.graph import sql
 from gradient_server.graph.cluster_ends import end_waiting_clusters
+from gradient_server.graph.cluster_revival import announce_revived, revive_clusters
 from gradient_server.graph.evaluations import settle_evaluations
 from gradient_server.graph.import_results import settle_imports
 from gradient_server.graph.pending import load_queued_builds
@@ -173,18 +174,24 @@ def abort_builds(work: Work, builds: Sequence[str], *, error: str) -> list[str]:
     return fail_builds(work, builds, BuildEvent.WITHDRAWN, error=error, racing=True)
 
 
-def reset_builds(work: Work, builds: Sequence[str]) -> None:
+def reset_builds(work: Work, builds: Sequence[str]) -> list[str]:
     """The outputs of these Completed builds are lost: they are to be made again.
 
-    Evaluations that are still open wait for them again, and queued builds that need them too.
+    Evaluations that are still open wait for them again, and queued builds that need them too. Members
+    of a cluster that has ended are made again with the whole of it. Returns all that are Created now,
+    for the caller to advance.
     """
     if not builds:
-        return
+        return []
+    revived = revive_clusters(work, builds)
+    builds = list(dict.fromkeys([*builds, *revived.completed]))
     move_builds(work, builds, BuildEvent.RESET)
     sql.run(work.connection, _REOPEN_JOBS, _ids(work, builds))
     dependents = [row[0] for row in sql.run(work.connection, _QUEUED_DEPENDENTS, _ids(work, builds))]
     for build in move_builds(work, dependents, BuildEvent.WAITS_AGAIN, racing=True):
         work.events.append(JobUnqueued(build_key(build), "an input is made again"))
+    announce_revived(work, revived)
+    return [*builds, *revived.fresh]
 
 
 def announce_queued(work: Work, builds: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ as it is, its timeouts and preference apart. Since a batch is stored whole or no
 input that is unknown, the closure of every stored derivation is stored too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from gradient_protocol.messages.shapes import Derivation
@@ -16,6 +16,7 @@ from gradient_server.graph.work import Work
 __all__ = ["check_inputs", "find_derivations", "store_derivations"]
 
 _FIND = sql.statement("SELECT drv_path, id FROM derivation WHERE drv_path IN [paths]")
+_MARKED = sql.statement("SELECT drv_path FROM derivation WHERE id IN [derivations] AND clustered")
 _OUTPUT_NAMES = sql.statement(
     "SELECT derivation, name FROM derivation_output WHERE derivation IN [derivations]"
 )
@@ -24,7 +25,7 @@ _INSERT = sql.statement(
     " env, fixed_output,"
     " prefer_local, clustered, timeout_secs, max_silent_secs, created_at) VALUES (:drv_path, :name,"
     " :pname, :history_name,"
-    " :system, :features, :command, :env, :fixed_output, :prefer_local, FALSE, :timeout_secs,"
+    " :system, :features, :command, :env, :fixed_output, :prefer_local, :clustered, :timeout_secs,"
     " :max_silent_secs, :now)"
     " ON CONFLICT (drv_path) DO NOTHING"
 )
@@ -78,14 +79,24 @@ def check_inputs(work: Work, derivations: Sequence[Derivation], stored: dict[str
 
 
 def store_derivations(
-    work: Work, derivations: Sequence[Derivation], stored: dict[str, int]
+    work: Work,
+    derivations: Sequence[Derivation],
+    stored: dict[str, int],
+    *,
+    members: Collection[str] = (),
 ) -> dict[str, int]:
-    """Stores what is new of a checked batch; `stored` and the ids of all of it."""
+    """Stores what is new of a checked batch; `stored` and the ids of all of it.
+
+    `members` are derivations of the batch that a cluster of it names: they, and what needs them, are
+    marked, for an evaluator must never leave them out (known.py).
+    """
     fresh = sorted((d for d in derivations if d.drv_path not in stored), key=lambda d: d.drv_path)
     _store_preferences(work, [d for d in derivations if d.drv_path in stored], stored)
     if not fresh:
         return stored
-    sql.run_many(work.connection, _INSERT, [_derivation_row(derivation, work.now) for derivation in fresh])
+    clustered = _clustered(work, derivations, stored, members)
+    rows = [_derivation_row(derivation, work.now, clustered) for derivation in fresh]
+    sql.run_many(work.connection, _INSERT, rows)
     ids = {**stored, **find_derivations(work, [derivation.drv_path for derivation in fresh])}
     outputs: list[dict[str, Any]] = []
     dependencies: list[dict[str, Any]] = []
@@ -113,7 +124,28 @@ def store_derivations(
     return ids
 
 
-def _derivation_row(derivation: Derivation, now: float) -> dict[str, Any]:
+def _clustered(
+    work: Work, derivations: Sequence[Derivation], stored: dict[str, int], members: Collection[str]
+) -> set[str]:
+    """Which derivations of a batch are members, or need one, at any distance."""
+    by_id = {"derivations": sql.array(work.connection, list(stored.values()))}
+    marked = {row[0] for row in sql.run(work.connection, _MARKED, by_id)} | set(members)
+    if not marked:
+        return marked
+    needed_by: dict[str, list[str]] = {}
+    for derivation in derivations:
+        for wanted in derivation.inputs:
+            needed_by.setdefault(wanted.drv_path, []).append(derivation.drv_path)
+    pending = list(marked)
+    while pending:
+        for dependent in needed_by.get(pending.pop(), ()):
+            if dependent not in marked:
+                marked.add(dependent)
+                pending.append(dependent)
+    return marked
+
+
+def _derivation_row(derivation: Derivation, now: float, clustered: Collection[str]) -> dict[str, Any]:
     download = derivation.fixed_output
     return {
         "drv_path": derivation.drv_path,
@@ -126,6 +158,7 @@ def _derivation_row(derivation: Derivation, now: float) -> dict[str, Any]:
         "env": sql.to_json(derivation.env),
         "fixed_output": sql.to_json({"url": download.url, "sha256": download.sha256}) if download else None,
         "prefer_local": derivation.prefer_local,
+        "clustered": derivation.drv_path in clustered,
         "timeout_secs": derivation.timeout_secs,
         "max_silent_secs": derivation.max_silent_secs,
         "now": now,
