@@ -66,6 +66,7 @@ class FakeServer:
         self.uploads: dict[str, _Upload] = {}
         self.refusal: Refusal | None = None
         self.refuse_connections = 0
+        self.refuse_signals: str | None = None
         self._dialled, self.sessions_in = trio.open_memory_channel[trio.abc.Stream](100)
 
     async def dial(self, address: Address) -> trio.abc.Stream:
@@ -235,7 +236,7 @@ class FakeSession:
                 self.send(server.HeartbeatAck(n=message.n, server_time=time.time()))
             case w.LogChunk() if "logs" in self.automatic:
                 self._store_log(message)
-            case w.JobUpdate(seq=int()) | w.JobCompleted() | w.JobFailed():
+            case w.JobUpdate(seq=int()) | w.JobCompleted() | w.JobFailed() | w.ClusterSignalReport():
                 self._store_report(message)
                 return False
             case w.UploadRequest() | w.UploadChunk() | w.UploadFinished() | w.UploadCancel():
@@ -249,7 +250,9 @@ class FakeSession:
                 return False
         return True
 
-    def _store_report(self, message: w.JobUpdate | w.JobCompleted | w.JobFailed) -> None:
+    def _store_report(
+        self, message: w.JobUpdate | w.JobCompleted | w.JobFailed | w.ClusterSignalReport
+    ) -> None:
         if "reports" not in self.automatic:
             return
         kept = self.owner.reports.setdefault(message.assignment_id, [])
@@ -257,7 +260,8 @@ class FakeSession:
         assert message.seq <= len(kept) + 1, "a gap in seq"
         if message.seq == len(kept) + 1:
             kept.append(message)
-        self.send(server.ReportAck(assignment_id=message.assignment_id, seq=message.seq))
+        refused = self.owner.refuse_signals if isinstance(message, w.ClusterSignalReport) else None
+        self.send(server.ReportAck(assignment_id=message.assignment_id, seq=message.seq, refused=refused))
 
     def _store_log(self, chunk: w.LogChunk) -> None:
         log = self.owner.logs.setdefault(chunk.assignment_id, bytearray())

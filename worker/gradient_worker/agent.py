@@ -11,22 +11,23 @@ import structlog
 import trio
 from gradient_protocol.kinds import FailureKind, JobKind, ResumeState
 from gradient_protocol.messages.common import Draining
-from gradient_protocol.messages.server import AssignJob
+from gradient_protocol.messages.server import AssignJob, ClusterSignal, StartCluster
 from gradient_protocol.messages.shapes import BuildJob, Started
 from gradient_protocol.messages.worker import JobUpdate, RequestJob, WorkerCapabilities
 
 from gradient_worker.executor.execute import execute
 from gradient_worker.executor.failure import Failure, failure
-from gradient_worker.executor.job import Job, Phase, Stop, StopCause
+from gradient_worker.executor.job import Job, Member, Phase, Stop, StopCause
 from gradient_worker.executor.outputs import all_paths
 from gradient_worker.executor.reporter import Reporter
 from gradient_worker.executor.spans import SpanLog
 from gradient_worker.executor.workshop import Workshop
-from gradient_worker.holds import Abort, Drop, Holds, Instruction, Release, Run
+from gradient_worker.holds import Abort, Drop, Holds, Release, Run
 from gradient_worker.identity import Peers
 from gradient_worker.jobs import Jobs
 from gradient_worker.journal_keeper import Recovered
 from gradient_worker.logs import LogShipper
+from gradient_worker.member_signals import Receipt
 from gradient_worker.runner.client import build_directory
 from gradient_worker.slots import Slots
 from gradient_worker.wakeup import Wakeup
@@ -139,8 +140,9 @@ class Agent:
             assign=assign,
             reports=self._reporter(assign.assignment_id, found),
             spans=SpanLog(self.shop.clock),
-            signal_n=found.signal_n,
         )
+        if assign.cluster is not None and found.start is not None:
+            job.member = Member(assign.cluster, found.start, found.remembered)
         self.jobs.add(job)
         if job.reports.finished:
             job.state = ResumeState.DONE
@@ -149,13 +151,45 @@ class Agent:
             lost = _lost_with_the_agent(found, at_runner=at_runner)
             if lost is not None:
                 self.jobs.finish(job, lost)
-            elif found.last_seq:
+            elif found.built:
                 job.phase = Phase.BUILT
             elif at_runner:
                 job.phase = Phase.STARTED
+            if lost is None and assign.cluster is not None:
+                self.holds.take_up(assign.assignment_id, assign.cluster.attempt)
         self._start(job, log_offset=found.log_offset)
 
-    def carry_out(self, instruction: Instruction | None) -> None:
+    def start_member(self, run: Run, start: StartCluster) -> None:
+        """Every member accepted: the held job runs."""
+        job = self.jobs.get(run.assignment_id)
+        if job is None or job.assign.cluster is None:
+            return
+        job.member = Member(job.assign.cluster, start)
+        job.state = ResumeState.RUNNING
+        self.shop.journal.started(job.assignment_id, start)
+        self.shop.link.post(JobUpdate(assignment_id=job.assignment_id, update=Started()))
+        self._start(job)
+
+    def receive_signal(self, signal: ClusterSignal) -> Receipt | None:
+        """Keep a signal for the member that it is for. None where none of its attempt runs here."""
+        assignment_id = self.holds.member_of(signal.attempt)
+        job = None if assignment_id is None else self.jobs.get(assignment_id)
+        if job is None or job.member is None or job.reports.finished:
+            return None
+        receipt = job.member.signals.receive(signal)
+        if receipt is Receipt.KEPT:
+            self.shop.journal.signal_received(job.assignment_id, signal)
+            job.member.changed()
+        return receipt
+
+    def note_refused(self, job: Job, seq: int, reason: str) -> None:
+        """The server refused a signal of a member, whose `send` fails. Before its acknowledgement."""
+        if job.member is not None and job.member.signals.note_refused(seq, reason):
+            self.shop.journal.signal_refused(job.assignment_id, seq, reason)
+        else:
+            logger.warning("a report was refused", assignment_id=job.assignment_id, seq=seq, reason=reason)
+
+    def carry_out(self, instruction: Drop | Release | Abort | None) -> None:
         """Do what the holds decided."""
         if instruction is None:
             return
@@ -163,11 +197,6 @@ class Agent:
         if job is None:
             return
         match instruction:
-            case Run():
-                job.state = ResumeState.RUNNING
-                self.shop.journal.started(job.assignment_id)
-                self.shop.link.post(JobUpdate(assignment_id=job.assignment_id, update=Started()))
-                self._start(job)
             case Drop():
                 self.jobs.forget(job)
             case Release(reason=reason):
@@ -270,6 +299,6 @@ def _lost_with_the_agent(found: Recovered, *, at_runner: bool) -> Failure | None
         return failure(FailureKind.ABORTED, "the worker's agent was restarted")
     if not isinstance(found.assign.job, BuildJob):
         return failure(FailureKind.TRANSIENT, "the worker's agent was restarted during the evaluation")
-    if found.assign.cluster is not None and not at_runner and not found.last_seq:
+    if found.assign.cluster is not None and not at_runner and not found.built:
         return failure(FailureKind.TRANSIENT, "the worker's agent was restarted")
     return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 import trio
+from gradient_protocol.errors import TOO_LARGE, ProtocolError
 from gradient_protocol.handshake import answer_challenge
 from gradient_protocol.kinds import JobKind
 from gradient_protocol.messages import server
@@ -17,6 +18,7 @@ from gradient_protocol.messages.shapes import BuildJob
 from gradient_protocol.messages.worker import AssignJobResponse
 
 from gradient_worker.executor.job import Stop, StopCause
+from gradient_worker.member_signals import Receipt
 from gradient_worker.session import Session
 
 __all__ = ["handle"]
@@ -48,7 +50,9 @@ def _assign_job(session: Session, message: server.AssignJob) -> None:
 
 
 def _start_cluster(session: Session, message: server.StartCluster) -> None:
-    session.agent.carry_out(session.agent.holds.start_cluster(message.attempt))
+    run = session.agent.holds.start_cluster(message.attempt)
+    if run is not None:
+        session.agent.start_member(run, message)
 
 
 def _abort_cluster(session: Session, message: server.AbortCluster) -> None:
@@ -71,7 +75,9 @@ def _report_ack(session: Session, message: server.ReportAck) -> None:
     job = session.agent.jobs.get(message.assignment_id)
     if job is None:
         return
-    job.reports.acknowledge(message.seq)
+    if message.refused is not None:
+        session.agent.note_refused(job, message.seq, message.refused)
+    job.acknowledged(message.seq)
     if job.reports.final_acknowledged:
         session.agent.jobs.forget(job)
     else:
@@ -145,8 +151,10 @@ def _upload(session: Session, message: server.UploadGrant | server.UploadCommitt
     session.wire.deliver(message.request_id, message)
 
 
-def _cluster_signal(_session: Session, message: server.ClusterSignal) -> None:
-    logger.warning("a cluster signal came for no running member", attempt=message.attempt, n=message.n)
+def _cluster_signal(session: Session, message: server.ClusterSignal) -> None:
+    receipt = session.agent.receive_signal(message)
+    if receipt is Receipt.TOO_MANY:
+        raise ProtocolError(TOO_LARGE, f"more signals than an attempt may have came for {message.attempt}")
 
 
 _HANDLERS: Mapping[type[Message], Callable[[Session, Any], None]] = {

@@ -12,9 +12,11 @@ The rules:
   the connection makes no difference to the deadline.
 - A ResumeAck that does not adopt a held assignment forgets it without a report. One that says that
   its attempt has started leaves it held: StartCluster is sent again.
+- What an earlier agent ran is taken up as running; what it held is not.
 
     state    event          next       instruction
     -        AssignJob      HELD       -
+    -        taken up       RUNNING    -
     HELD     StartCluster   RUNNING    Run
     HELD     AbortCluster   gone       Drop
     HELD     AbortJob       gone       Release(reason of the abort)
@@ -33,6 +35,7 @@ Everything here is pure: `now` is passed in, and instructions are data.
 """
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -125,6 +128,17 @@ class Holds:
         self._members[assignment_id] = _Member(assignment_id, attempt, now + hold_secs, _State.HELD)
         self._by_attempt[attempt] = assignment_id
         return None
+
+    def take_up(self, assignment_id: str, attempt: str) -> None:
+        """An earlier agent started this assignment, and it still runs."""
+        if assignment_id in self._members or attempt in self._by_attempt:
+            raise IllegalHoldError(f"{assignment_id} is taken up beside a member of {attempt}")
+        self._members[assignment_id] = _Member(assignment_id, attempt, math.inf, _State.RUNNING)
+        self._by_attempt[attempt] = assignment_id
+
+    def member_of(self, attempt: str) -> str | None:
+        """The assignment of this attempt that is here, if one is."""
+        return self._by_attempt.get(attempt)
 
     def is_held(self, assignment_id: str) -> bool:
         """Whether this assignment waits for its start."""

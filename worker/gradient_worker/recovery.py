@@ -3,6 +3,7 @@
 import structlog
 
 from gradient_worker.agent import Agent
+from gradient_worker.cluster_socket import remove_stale_sockets
 from gradient_worker.runner.client import RunnerClient, RunnerGone, RunnerRefused
 
 __all__ = ["recover"]
@@ -19,6 +20,7 @@ async def recover(agent: Agent) -> None:
         known.add(assignment_id)
         logger.info("taken up", assignment_id=assignment_id, at_runner=assignment_id in builds)
         agent.recover(found, at_runner=assignment_id in builds)
+    remove_stale_sockets(agent.shop.base_dir, builds & known)
     for assignment_id in builds - known:
         logger.warning("a build that no journal names is ended", assignment_id=assignment_id)
         await _end(runner, assignment_id)

@@ -99,6 +99,7 @@ class Session:
             if job is None:
                 continue
             job.reports.resume(entry.seq)
+            job.acknowledged(entry.seq)
             if job.log is not None:
                 job.log.resume(entry.log_offset)
             if job.reports.final_acknowledged:

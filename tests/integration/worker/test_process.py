@@ -199,7 +199,7 @@ def test_the_benchmark_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_gradient_cluster_outside_of_an_attempt() -> None:
-    done = refused([sys.executable, "-c", "from gradient_worker.cluster_cli import main; main()"])
+    done = refused([sys.executable, "-c", "from gradient_worker.cluster_cli import main; main()", "roster"])
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
 

@@ -58,6 +58,7 @@ def downloads_directory(base_dir: Path, assignment_id: str) -> Path:
 
 
 async def _make_outputs(shop: Workshop, job: Job, build: BuildJob) -> Failure | None:
+    taken_up = job.phase is Phase.STARTED
     held = held_outputs(shop.store, build)
     if held and not job.is_member and job.phase is Phase.ACCEPTED:
         made = await describe(shop, build, held)
@@ -79,7 +80,7 @@ async def _make_outputs(shop: Workshop, job: Job, build: BuildJob) -> Failure | 
         failed, metrics = await run_command(shop, job, build, directory)
     if failed is not None:
         return failed
-    outputs = await register(shop, build, place)
+    outputs = await register(shop, build, place, taken_up=taken_up)
     if isinstance(outputs, Failure):
         return with_metrics(outputs, metrics)
     await report_outputs(job, build, outputs, metrics=metrics, substituted=False)

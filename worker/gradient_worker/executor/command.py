@@ -1,11 +1,14 @@
 """The command of a build, from its start at the runner to what its end means."""
 
+from collections.abc import Mapping
+
 import structlog
 import trio
 from gradient_protocol.kinds import FailureKind, SpanKind
 from gradient_protocol.messages.shapes import BuildJob, Metrics
 
-from gradient_worker.executor.environment import command_environment
+from gradient_worker.cluster_socket import cluster_socket_path, while_served
+from gradient_worker.executor.environment import command_environment, member_environment
 from gradient_worker.executor.failure import Failure, failure, of_exit, with_metrics
 from gradient_worker.executor.job import Job, Phase, StopCause
 from gradient_worker.executor.workshop import Workshop
@@ -38,7 +41,8 @@ async def run_command(
     concurrent = shop.host.running + 1
     job.phase = Phase.STARTED
     try:
-        ended = await _at_runner(shop, runner, job, _spec(shop, job, build, directory))
+        spec = _spec(shop, job, build, directory)
+        ended = await while_served(shop, job, lambda: _at_runner(shop, runner, job, spec))
         metrics = shop.meters.read(
             job.assignment_id,
             ended,
@@ -113,14 +117,22 @@ def _spec(shop: Workshop, job: Job, build: BuildJob, directory: BuildDirectory) 
         assignment_id=job.assignment_id,
         derivation_hash=build.drv_path[:HASH_CHARS],
         argv=tuple(build.command),
-        env=command_environment(
-            build, directory, shop.store.real_path, tools=shop.tools, cores=_cores(shop, build)
-        ),
+        env=_environment(shop, job, build, directory),
         timeout_secs=build.timeout_secs,
         max_silent_secs=build.max_silent_secs,
         # A bound for the disk alone: `log_plan` decides what of it becomes the log.
         log_limit_bytes=max(MIN_SPOOL_BYTES, limits.sustained_bytes_per_hour * hours),
     )
+
+
+def _environment(shop: Workshop, job: Job, build: BuildJob, directory: BuildDirectory) -> Mapping[str, str]:
+    environment = command_environment(
+        build, directory, shop.store.real_path, tools=shop.tools, cores=_cores(shop, build)
+    )
+    if job.member is None:
+        return environment
+    socket = cluster_socket_path(shop.base_dir, job.assignment_id)
+    return {**environment, **member_environment(job.member.signals, socket)}
 
 
 def _cores(shop: Workshop, build: BuildJob) -> int:

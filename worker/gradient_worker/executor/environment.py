@@ -6,10 +6,12 @@ from typing import Final
 
 from gradient_protocol.messages.shapes import BuildJob
 
+from gradient_worker.cluster_requests import roster_text
 from gradient_worker.evaluator.environment import input_variable
+from gradient_worker.member_signals import MemberSignals
 from gradient_worker.runner.client import BuildDirectory
 
-__all__ = ["command_environment"]
+__all__ = ["command_environment", "member_environment"]
 
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
@@ -34,3 +36,14 @@ def command_environment(
         "PATH": f"{tools}:{SYSTEM_PATH}",
     }
     return environment | build.env
+
+
+def member_environment(signals: MemberSignals, socket: Path) -> Mapping[str, str]:
+    """What a running member of a cluster finds besides (docs/cluster-programs.md)."""
+    environment = {
+        "GRADIENT_CLUSTER_ROLE": signals.role,
+        "GRADIENT_CLUSTER_INDEX": str(signals.index),
+        "GRADIENT_CLUSTER_SOCKET": str(socket),
+    }
+    roster = roster_text(signals.roster)
+    return environment if roster is None else {**environment, "GRADIENT_CLUSTER_ROSTER": roster}

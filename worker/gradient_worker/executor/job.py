@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 
 import trio
 from gradient_protocol.kinds import EvalStage, JobKind, JobStage, ResumeState
-from gradient_protocol.messages.server import AssignJob
-from gradient_protocol.messages.shapes import BuildJob, EvalStageUpdate, Stage
+from gradient_protocol.messages.server import AssignJob, StartCluster
+from gradient_protocol.messages.shapes import BuildJob, ClusterSeat, EvalStageUpdate, Stage
 from gradient_protocol.messages.worker import JobUpdate, ResumedJob
 
 from gradient_worker.executor.reporter import Reporter
 from gradient_worker.executor.spans import SpanLog
 from gradient_worker.logs import LogShipper
+from gradient_worker.member_signals import MemberSignals, Remembered
 from gradient_worker.wire import Wire
 
-__all__ = ["Job", "Phase", "Stop", "StopCause"]
+__all__ = ["Job", "Member", "Phase", "Stop", "StopCause"]
 
 
 class StopCause(enum.Enum):
@@ -54,11 +55,30 @@ class Phase(enum.StrEnum):
     """Its outputs are in the store and its BuildOutput exists."""
 
 
+class Member:
+    """A running member of a cluster attempt. `changed` wakes everyone who waits for what it says."""
+
+    def __init__(self, seat: ClusterSeat, start: StartCluster, remembered: Remembered | None = None) -> None:
+        self.attempt = seat.attempt
+        self.signals = MemberSignals(seat.role, seat.index, start.roster, remembered)
+        self._change = trio.Event()
+
+    def changed(self) -> None:
+        """A signal came, an acknowledgement, or an end."""
+        self._change.set()
+        self._change = trio.Event()
+
+    async def wait_for_change(self) -> None:
+        """Return after the next `changed`."""
+        await self._change.wait()
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """The state of one assignment.
 
     `state` is what ResumeJobs says of it; `begun`: it has a task; `gone`: nothing of it is kept any more.
+    `member`: of a cluster attempt, once that has started.
     """
 
     assign: AssignJob
@@ -70,7 +90,7 @@ class Job:
     log: LogShipper | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     stopped: Stop | None = None
-    signal_n: int | None = None
+    member: Member | None = None
     begun: bool = False
     gone: trio.Event = field(default_factory=trio.Event)
 
@@ -95,6 +115,12 @@ class Job:
             self.stopped = stop
         self.scope.cancel()
 
+    def acknowledged(self, seq: int) -> None:
+        """The server has stored everything up to `seq`."""
+        self.reports.acknowledge(seq)
+        if self.member is not None:
+            self.member.changed()
+
     def log_first(self, wire: Wire) -> bool:
         """Whether the final report has to wait for the log on this session."""
         return self.log is not None and not self.log.settled(wire)
@@ -115,5 +141,5 @@ class Job:
             job_id=self.assign.job_id,
             state=self.state,
             seq=self.reports.acknowledged,
-            signal_n=self.signal_n,
+            signal_n=None if self.member is None else self.member.signals.last_n,
         )

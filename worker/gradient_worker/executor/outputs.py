@@ -30,11 +30,17 @@ class Outputs:
     products: Sequence[BuildProduct]
 
 
-async def register(shop: Workshop, build: BuildJob, place: Path) -> Outputs | Failure:
-    """Move what the command made in `place` into the store; a missing output is the command's failure."""
+async def register(
+    shop: Workshop, build: BuildJob, place: Path, *, taken_up: bool = False
+) -> Outputs | Failure:
+    """Move what the command made in `place` into the store; a missing output is the command's failure.
+
+    `taken_up`: an earlier agent started the command, and may have moved its outputs before it went. Else
+    what the store holds is of another run, and stands in for nothing.
+    """
     if not build.outputs:
         return Outputs((), ())  # a thread costs more than all else that such a build costs here
-    return await shop.threads.run(lambda: _register(shop.store, build, place))
+    return await shop.threads.run(lambda: _register(shop.store, build, place, taken_up=taken_up))
 
 
 async def describe(shop: Workshop, build: BuildJob, infos: Sequence[PathInfo]) -> Outputs:
@@ -42,7 +48,7 @@ async def describe(shop: Workshop, build: BuildJob, infos: Sequence[PathInfo]) -
     return await shop.threads.run(lambda: _describe(shop.store, build, infos))
 
 
-def _register(store: Store, build: BuildJob, place: Path) -> Outputs | Failure:
+def _register(store: Store, build: BuildJob, place: Path, *, taken_up: bool) -> Outputs | Failure:
     candidates = all_paths(build)
     infos: list[PathInfo] = []
     missing: list[str] = []
@@ -52,7 +58,7 @@ def _register(store: Store, build: BuildJob, place: Path) -> Outputs | Failure:
         try:
             if os.path.lexists(made):
                 infos.append(store.register_output(output.path, made, candidates))
-            elif held is not None:  # an earlier agent moved it before it went
+            elif held is not None and taken_up:
                 infos.append(held)
             else:
                 missing.append(output.name)

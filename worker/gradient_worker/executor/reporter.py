@@ -28,8 +28,11 @@ FinalReport = JobCompleted | JobFailed
 class ReportJournal(Protocol):
     """Where reports outlive the agent. Neither call raises for a full disk."""
 
-    def report(self, assignment_id: str, seq: int, message: Message) -> None:
-        """Keep a report until it is acknowledged; one under the same `seq` replaces it."""
+    def report(self, assignment_id: str, seq: int, message: Message, send_id: str | None = None) -> None:
+        """Keep a report until it is acknowledged; one under the same `seq` replaces it.
+
+        `send_id`: of the local `send` that became it, kept as long as the assignment is.
+        """
 
     def acknowledged(self, assignment_id: str, seq: int) -> None:
         """Everything up to `seq` is committed at the server."""
@@ -89,11 +92,29 @@ class Reporter:
     async def report(self, update: JobUpdateKind) -> None:
         """Make a report once fewer than eight wait: what makes them must not run ahead for ever."""
         await trio.lowlevel.checkpoint()  # a stopped job must not report behind its final report
-        while len(self._pending) >= MAX_UNACKNOWLEDGED_REPORTS:
-            self._room = trio.Event()
-            await self._room.wait()
+        await self._room_for_another()
+        if self._final_seq is not None:
+            return  # refused meanwhile: nothing follows the final report
         seq = self._next_seq()
         self._keep(seq, JobUpdate(assignment_id=self._assignment_id, seq=seq, update=update))
+
+    async def room_for_signal(self) -> None:
+        """Return once fewer than eight reports wait, or the final one is among them."""
+        await self._room_for_another()
+
+    def signal(self, send_id: str, make: Callable[[int], Message]) -> int | None:
+        """Make the report of a local `send`. Returns its `seq`, None behind the final report."""
+        if self._final_seq is not None:
+            return None
+        seq = self._next_seq()
+        self._keep(seq, make(seq), send_id)
+        return seq
+
+    async def _room_for_another(self) -> None:
+        while len(self._pending) >= MAX_UNACKNOWLEDGED_REPORTS and self._final_seq is None:
+            if self._room.is_set():  # else others wait for it already
+                self._room = trio.Event()
+            await self._room.wait()
 
     def finish(self, make: Callable[[int], FinalReport]) -> None:
         """Make the final report, whatever waits before it. There is only one: a second is a bug."""
@@ -102,6 +123,7 @@ class Reporter:
         seq = self._next_seq()
         self._final_seq = seq
         self._keep(seq, make(seq))
+        self._room.set()
 
     def due(self, *, log_first: bool) -> Message | None:
         """The next report to send, which counts as sent; None where there is none for now.
@@ -154,7 +176,10 @@ class Reporter:
     def _next_seq(self) -> int:
         return (self._pending[-1][0] if self._pending else self._acknowledged) + 1
 
-    def _keep(self, seq: int, message: Message) -> None:
-        self._journal.report(self._assignment_id, seq, message)
+    def _keep(self, seq: int, message: Message, send_id: str | None = None) -> None:
+        if send_id is None:
+            self._journal.report(self._assignment_id, seq, message)
+        else:
+            self._journal.report(self._assignment_id, seq, message, send_id)
         self._pending.append((seq, message))
         self._changed()

@@ -18,12 +18,14 @@ from typing import Any
 import msgpack
 from gradient_protocol.kinds import ResumeState
 
-__all__ = ["Journal", "JournalFull", "JournaledAssignment"]
+__all__ = ["TAKES_KEPT", "Journal", "JournalFull", "JournaledAssignment"]
 
 _COMPACT_BYTES_MIN = 4 << 20
 _COMPACT_GROWTH = 4
 _RECORD_BYTES_MAX = 64 << 20
 _READ_BYTES = 1 << 20
+TAKES_KEPT = 1024
+"""Of an assignment: a program asks again only about its last one, and few run at a time."""
 
 
 class JournalFull(Exception):  # noqa: N818 - a state of the disk
@@ -37,7 +39,9 @@ class JournaledAssignment:
     `assign_job`: the encoded message. `reports`: encoded reports by seq, those that are not acknowledged.
     `log_offset`: uncompressed bytes of the log that the server has stored. `signals`: encoded signals by
     n, those that no `recv` has taken; `signal_n` the last n received, None if none was. `send_ids`: the
-    seq of the report of each local `send`.
+    seq of the report of each local `send`; `refused`: the reasons of those that the server refused, by seq.
+    `takes`: the id of the request that took a signal, by n, the last ones. `barriers`: how many of each
+    name were passed. `start_cluster`: the encoded message that started a member.
     """
 
     assignment_id: str
@@ -52,6 +56,10 @@ class JournaledAssignment:
     signals: dict[int, bytes] = field(default_factory=dict)
     signals_taken: int = 0
     send_ids: dict[str, int] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    takes: dict[int, str] = field(default_factory=dict)
+    barriers: dict[str, int] = field(default_factory=dict)
+    start_cluster: bytes | None = None
 
 
 class Journal:
@@ -105,13 +113,16 @@ class Journal:
         """A job was accepted; `held` for a member of a cluster, until `record_started`."""
         self._record("assignment", assignment_id, job_id, assign_job, held)
 
-    def record_started(self, assignment_id: str) -> None:
-        """A held job began to run."""
-        self._record("started", assignment_id)
+    def record_started(self, assignment_id: str, start_cluster: bytes | None = None) -> None:
+        """A held job began to run, by this message."""
+        self._record("started", assignment_id, start_cluster)
 
-    def record_report(self, assignment_id: str, seq: int, message: bytes) -> None:
-        """A numbered report is about to be sent."""
-        self._record("report", assignment_id, seq, message)
+    def record_report(self, assignment_id: str, seq: int, message: bytes, send_id: str | None = None) -> None:
+        """A numbered report is about to be sent; `send_id` where a local `send` became it."""
+        if send_id is None:
+            self._record("report", assignment_id, seq, message)
+        else:  # in one record, for a crash between two would send it twice or never
+            self._record("report", assignment_id, seq, message, send_id)
 
     def record_acknowledged(self, assignment_id: str, seq: int) -> None:
         """The server has stored everything up to `seq`."""
@@ -125,13 +136,17 @@ class Journal:
         """A signal came for the member."""
         self._record("signal", assignment_id, n, signal)
 
-    def record_signal_taken(self, assignment_id: str, n: int) -> None:
-        """A local `recv` took the signal."""
-        self._record("taken", assignment_id, n)
+    def record_signal_taken(self, assignment_id: str, n: int, take_id: str) -> None:
+        """A local `recv` took the signal by this request; asked again, it is answered and not repeated."""
+        self._record("taken", assignment_id, n, take_id)
 
-    def record_send_id(self, assignment_id: str, send_id: str, seq: int) -> None:
-        """A local `send` became the report `seq`; asked again, it is answered and not repeated."""
-        self._record("send", assignment_id, send_id, seq)
+    def record_refused(self, assignment_id: str, seq: int, reason: str) -> None:
+        """The server refused the signal that the report `seq` is."""
+        self._record("refused", assignment_id, seq, reason)
+
+    def record_barrier_passed(self, assignment_id: str, name: str, k: int) -> None:
+        """The k-th barrier of this name was passed."""
+        self._record("barrier", assignment_id, name, k)
 
     def record_finished(self, assignment_id: str) -> None:
         """The final report is recorded: nothing runs any more."""
@@ -228,8 +243,13 @@ class Journal:
                 known.signals_taken,
             ]
             yield ["log", name, known.log_offset]
+            if known.start_cluster is not None:
+                yield ["cluster", name, known.start_cluster]
             yield from (["report", name, seq, message] for seq, message in known.reports.items())
+            yield from (["took", name, n, take_id] for n, take_id in known.takes.items())
             yield from (["signal", name, n, signal] for n, signal in known.signals.items())
+            yield from (["refused", name, seq, reason] for seq, reason in known.refused.items())
+            yield from (["barrier", name, barrier, k] for barrier, k in known.barriers.items())
             yield from (["send", name, send_id, seq] for send_id, seq in known.send_ids.items())
             if known.state is ResumeState.DONE:
                 yield ["finished", name]
@@ -237,31 +257,58 @@ class Journal:
 
 def _apply_to(known: JournaledAssignment, kind: str, rest: list[Any]) -> None:
     match kind, rest:
-        case "started", []:
+        case "started", [start_cluster]:
             known.state = ResumeState.RUNNING
+            known.start_cluster = start_cluster
         case "finished", []:
             known.state = ResumeState.DONE
         case "report", [seq, message]:
             known.reports[seq] = message
             known.last_seq = max(known.last_seq, seq)
+        case "report", [seq, message, send_id]:
+            known.reports[seq] = message
+            known.last_seq = max(known.last_seq, seq)
+            known.send_ids[send_id] = seq
         case "acknowledged", [seq]:
             known.acknowledged_seq = max(known.acknowledged_seq, seq)
             known.reports = {number: report for number, report in known.reports.items() if number > seq}
         case "log", [offset]:
             known.log_offset = offset
-        case "signal", [n, signal]:
-            known.signals[n] = signal
-            known.signal_n = n if known.signal_n is None else max(known.signal_n, n)
-        case "taken", [n]:
-            if known.signals.pop(n, None) is not None:
-                known.signals_taken += 1
-        case "send", [send_id, seq]:
-            known.send_ids[send_id] = seq
         case "counts", [acknowledged_seq, last_seq, signal_n, signals_taken]:
             known.acknowledged_seq, known.last_seq = acknowledged_seq, last_seq
             known.signal_n, known.signals_taken = signal_n, signals_taken
         case _:
+            _apply_signal(known, kind, rest)
+
+
+def _apply_signal(known: JournaledAssignment, kind: str, rest: list[Any]) -> None:
+    match kind, rest:
+        case "signal", [n, signal]:
+            known.signals[n] = signal
+            known.signal_n = n if known.signal_n is None else max(known.signal_n, n)
+        case "taken", [n, take_id]:
+            if known.signals.pop(n, None) is not None:
+                known.signals_taken += 1
+            _note_take(known, n, take_id)
+        case "took", [n, take_id]:  # of a compacted journal: it is counted already
+            _note_take(known, n, take_id)
+        case "send", [send_id, seq]:
+            known.send_ids[send_id] = seq
+        case "refused", [seq, reason]:
+            known.refused[seq] = reason
+        case "barrier", [name, k]:
+            known.barriers[name] = max(k, known.barriers.get(name, 0))
+        case "cluster", [start_cluster]:
+            known.start_cluster = start_cluster
+        case _:
             return  # a kind that a newer agent knows
+
+
+def _note_take(known: JournaledAssignment, n: int, take_id: str) -> None:
+    known.takes.pop(n, None)
+    known.takes[n] = take_id
+    while len(known.takes) > TAKES_KEPT:
+        del known.takes[next(iter(known.takes))]
 
 
 def _write_all(fd: int, data: bytes) -> None:

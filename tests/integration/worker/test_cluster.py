@@ -1,0 +1,586 @@
+"""Members of clusters at a real agent: holds, their environment, signals from and to their processes."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+from gradient_protocol.kinds import FailureKind, JobKind, ResumeState
+from gradient_protocol.messages import server, shapes
+from gradient_protocol.messages import worker as w
+from gradient_worker.agent import Agent
+from gradient_worker.cluster_client import AttemptOver, Cluster, Refused, Signal, TimedOut
+from gradient_worker.cluster_socket import cluster_socket_path
+
+from tests.fakes.agent import Rig
+from tests.fakes.server import FakeSession
+
+Assign = Callable[..., server.AssignJob]
+T = TypeVar("T")
+
+ROSTER = [
+    shapes.RosterEntry(role="server", index=0, worker="w0", primary=False, endpoint="10.0.0.1"),
+    shapes.RosterEntry(role="client", index=0, worker="w1", primary=True),
+    shapes.RosterEntry(role="client", index=1, worker="w2", primary=False),
+]
+ATTEMPT = "attempt"
+UNTIL_TOLD = "while ! test -e go; do sleep 0.05; done; echo > $out"
+
+
+def seat(*, role: str = "server", hold_secs: float = 40) -> shapes.ClusterSeat:
+    return shapes.ClusterSeat(attempt=ATTEMPT, role=role, index=0, hold_secs=hold_secs)
+
+
+async def start(session: FakeSession, job: server.AssignJob) -> None:
+    session.send(job)
+    assert (await session.expect(w.AssignJobResponse)).accepted
+    session.send(server.StartCluster(attempt=ATTEMPT, roster=ROSTER))
+    await session.expect(w.JobUpdate, lambda m: isinstance(m.update, shapes.Started))
+
+
+async def begun(rig: Rig, job: server.AssignJob) -> None:
+    """Its socket is there."""
+    with trio.fail_after(10):
+        while not cluster_socket_path(rig.base_dir, job.assignment_id).exists():
+            await trio.sleep(0.01)
+        while not (rig.base_dir / "builds" / job.assignment_id / "build").exists():
+            await trio.sleep(0.01)
+
+
+def end(rig: Rig, job: server.AssignJob) -> None:
+    (rig.base_dir / "builds" / job.assignment_id / "build" / "go").touch()
+
+
+class Program:
+    """A process of the member: each call connects, asks and ends."""
+
+    def __init__(self, rig: Rig, job: server.AssignJob) -> None:
+        self._environ = {
+            "GRADIENT_CLUSTER_ROLE": "server",
+            "GRADIENT_CLUSTER_INDEX": "0",
+            "GRADIENT_CLUSTER_SOCKET": str(cluster_socket_path(rig.base_dir, job.assignment_id)),
+        }
+
+    def send(self, topic: str, payload: str, to: str | None = None) -> None:
+        with Cluster(self._environ) as cluster:
+            cluster.send(topic, payload, to)
+
+    def recv(self, topic: str | None = None, timeout_secs: float = 5) -> Signal:
+        with Cluster(self._environ) as cluster:
+            return cluster.recv(topic, timeout_secs=timeout_secs)
+
+    def barrier(self, name: str, timeout_secs: float = 5) -> None:
+        with Cluster(self._environ) as cluster:
+            cluster.barrier(name, timeout_secs)
+
+
+async def in_thread(function: Callable[[], T], within_secs: float = 15) -> T:
+    with trio.fail_after(within_secs):
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+
+
+class Background:
+    """A call in a thread that goes on while the test does something else."""
+
+    def __init__(self, nursery: trio.Nursery, function: Callable[[], object]) -> None:
+        self._done = trio.Event()
+        self._outcome: object = None
+        nursery.start_soon(self._run, function)
+
+    async def _run(self, function: Callable[[], object]) -> None:
+        try:
+            self._outcome = await in_thread(function, 30)
+        except (Refused, TimedOut, AttemptOver) as error:
+            self._outcome = error
+        self._done.set()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    async def outcome(self) -> object:
+        with trio.fail_after(20):
+            await self._done.wait()
+        return self._outcome
+
+
+def signal(
+    n: int, payload: str = "", *, topic: str = "t", index: int = 0, role: str = "client"
+) -> server.ClusterSignal:
+    return server.ClusterSignal(
+        attempt=ATTEMPT,
+        n=n,
+        sender=shapes.MemberAddress(role=role, index=index),
+        topic=topic,
+        payload=payload.encode(),
+    )
+
+
+def barrier_signal(n: int, name: str, index: int) -> server.ClusterSignal:
+    return signal(n, name, topic="gradient.barrier", index=index)
+
+
+# Holds
+
+
+async def test_abort_job_releases_a_held_job_and_its_slot(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    rig.settings["build_max_concurrent"] = "1"
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign("true", cluster=seat())
+        session.send(job)
+        assert (await session.expect(w.AssignJobResponse)).accepted
+        session.send(assign("true"))
+        refused = await session.expect(w.AssignJobResponse)
+        assert not refused.accepted, "a held job counts against the slots"
+        session.messages.clear()
+        session.send(server.AbortJob(assignment_id=job.assignment_id, reason="by the user"))
+        failed = await session.expect(w.JobFailed)
+        assert (failed.kind, failed.error) == (FailureKind.ABORTED, "by the user")
+        await session.expect(w.RequestJob, lambda m: m.kind is JobKind.BUILD)
+        session.send(server.StartCluster(attempt=ATTEMPT, roster=ROSTER))
+        await session.expect_none(w.JobUpdate)
+
+
+async def test_an_assignment_sent_again_is_accepted_again_and_starts_once(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    count = tmp_path / "count"
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign(f"echo x >> {count}; {UNTIL_TOLD}", cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        session.send(job)
+        assert (await session.expect(w.AssignJobResponse)).accepted
+        session.send(server.StartCluster(attempt=ATTEMPT, roster=ROSTER))
+        await trio.sleep(0.1)
+        assert not [
+            one for one in session.messages if isinstance(getattr(one, "update", None), shapes.Started)
+        ]
+        end(rig, job)
+        await session.expect(w.JobCompleted)
+    assert count.read_text() == "x\n"
+
+
+async def test_abort_cluster_ends_a_running_member(rig: Rig, assign: Assign, nursery: trio.Nursery) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign(UNTIL_TOLD, cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        session.send(server.AbortCluster(attempt=ATTEMPT, reason="the primary succeeded"))
+        failed = await session.expect(w.JobFailed)
+        assert (failed.kind, failed.error) == (FailureKind.ABORTED, "the primary succeeded")
+        with pytest.raises(AttemptOver):
+            await in_thread(Program(rig, job).recv)
+
+
+async def test_a_hold_expires_while_the_session_lives(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent() as agent:
+        session = await rig.server.session(nursery)
+        session.send(assign("true", cluster=seat(hold_secs=0.2)))
+        assert (await session.expect(w.AssignJobResponse)).accepted
+        failed = await session.expect(w.JobFailed, within_secs=2)
+        assert (failed.kind, failed.error) == (FailureKind.ABORTED, "cluster start timed out")
+        assert agent.slots.taken(JobKind.BUILD) == 0
+        # A start that raced the deadline changes nothing any more.
+        session.send(server.StartCluster(attempt=ATTEMPT, roster=ROSTER))
+        await session.expect_none(w.JobUpdate)
+
+
+async def test_a_member_runs_its_command_though_its_outputs_are_held(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        first = assign("echo one > $out", name="joint")
+        session.send(first)
+        await session.expect(w.JobCompleted)
+        rig.server.paths.clear()  # the server answers Skip to no member
+        build = first.job
+        assert isinstance(build, shapes.BuildJob)
+        again = assign("echo two > $out", name="joint", outputs=build.outputs, cluster=seat())
+        await start(session, again)
+        await session.expect(w.JobCompleted, lambda m: m.assignment_id == again.assignment_id)
+        report = rig.server.reports[again.assignment_id][0]
+        assert isinstance(report, w.JobUpdate)
+        assert isinstance(report.update, shapes.BuildOutput)
+        assert not report.update.substituted
+        stored = rig.server.paths[build.outputs[0].path]
+        assert stored.nar_hash == report.update.outputs[0].nar_hash
+        assert b"two" in stored.nar
+
+
+async def test_an_output_of_an_earlier_attempt_stands_in_for_none(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        first = assign("echo one > $out", name="joint")
+        session.send(first)
+        await session.expect(w.JobCompleted)
+        build = first.job
+        assert isinstance(build, shapes.BuildJob)
+        await start(session, assign("true", name="joint", outputs=build.outputs, cluster=seat()))
+        failed = await session.expect(w.JobFailed)
+        assert failed.kind is FailureKind.PERMANENT
+        assert "out" in failed.error
+
+
+# What a program finds and does
+
+
+async def test_a_member_finds_itself_and_the_others_in_its_environment(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    script = """
+        gradient-cluster roster --json > roster.json
+        gradient-cluster roster
+        printf '%s' "$GRADIENT_CLUSTER_ROSTER" > variable.json
+        echo "$GRADIENT_CLUSTER_ROLE $GRADIENT_CLUSTER_INDEX"
+        test -S "$GRADIENT_CLUSTER_SOCKET" && echo socket
+        mkdir $out && cp *.json $out
+    """
+    async with rig.agent() as agent:
+        session = await rig.server.session(nursery)
+        job = assign(script, cluster=seat())
+        await start(session, job)
+        await session.expect(w.JobCompleted)
+        assert rig.server.logs[job.assignment_id].decode().splitlines() == [
+            "server:0\tw0\t10.0.0.1\tme",
+            "client:0\tw1\t-\tprimary",
+            "client:1\tw2\t-\t-",
+            "server 0",
+            "socket",
+        ]
+        assert isinstance(job.job, shapes.BuildJob)
+        out = agent.shop.store.real_path(job.job.outputs[0].path)
+        roster = json.loads((out / "roster.json").read_text())
+        assert roster == json.loads((out / "variable.json").read_text())
+        assert roster[0] == {
+            "role": "server",
+            "index": 0,
+            "worker": "w0",
+            "endpoint": "10.0.0.1",
+            "primary": False,
+        }
+        assert not cluster_socket_path(rig.base_dir, job.assignment_id).exists()
+
+
+async def test_signals_go_out_and_come_in_through_the_command(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    script = """
+        gradient-cluster send address 10.0.0.1:5000 --to client || exit 10
+        printf 'from stdin' | gradient-cluster send note || exit 11
+        test "$(gradient-cluster recv answer --from client:1 --timeout 10)" = second || exit 12
+        test "$(gradient-cluster recv --timeout 10)" = first || exit 13
+        gradient-cluster recv --timeout 0.1; test $? = 1 || exit 14
+        gradient-cluster send gradient.barrier x; test $? = 1 || exit 15
+        gradient-cluster send t x --to nobody; test $? = 1 || exit 16
+        gradient-cluster recv --timeout never; test $? = 2 || exit 17
+        gradient-cluster barrier done --timeout 10 || exit 18
+        echo > $out
+    """
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign(script, cluster=seat())
+        await start(session, job)
+        sent = await session.expect(w.ClusterSignalReport)
+        assert (sent.seq, sent.attempt, sent.topic, sent.payload) == (1, ATTEMPT, "address", b"10.0.0.1:5000")
+        assert sent.to == shapes.SignalTarget(role="client")
+        sent = await session.expect(w.ClusterSignalReport)
+        assert (sent.seq, sent.to, sent.payload) == (2, None, b"from stdin")
+        session.send(signal(1, "first"))
+        session.send(signal(2, "second", topic="answer", index=1))
+        entered = await session.expect(w.ClusterSignalReport)
+        assert (entered.seq, entered.to, entered.topic) == (3, None, "gradient.barrier")
+        assert entered.payload == b"done"
+        session.send(barrier_signal(3, "done", 0))
+        session.send(barrier_signal(4, "done", 1))
+        ended = await session.expect_any(w.JobCompleted, w.JobFailed)
+        assert isinstance(ended, w.JobCompleted), ended
+
+
+async def test_a_send_fails_when_the_server_refuses_the_signal(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign(UNTIL_TOLD, cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        rig.server.refuse_signals = "the attempt has 10000 signals"
+        program = Program(rig, job)
+        with pytest.raises(Refused, match="10000 signals"):
+            await in_thread(partial(program.send, "t", "x"))
+        with pytest.raises(Refused, match="10000 signals"):
+            await in_thread(partial(program.barrier, "b"))
+        rig.server.refuse_signals = None
+        await in_thread(partial(program.send, "t", "x"))
+        end(rig, job)
+        await session.expect(w.JobCompleted)
+
+
+async def test_many_sends_at_once_keep_within_the_window(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        session.automatic.discard("reports")
+        job = assign(UNTIL_TOLD, cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        sends = [Background(nursery, partial(Program(rig, job).send, "t", str(n))) for n in range(12)]
+        first = [await session.expect(w.ClusterSignalReport) for _ in range(8)]
+        assert [report.seq for report in first] == list(range(1, 9))
+        await session.expect_none(w.ClusterSignalReport)
+        session.send(server.ReportAck(assignment_id=job.assignment_id, seq=8))
+        rest = [await session.expect(w.ClusterSignalReport) for _ in range(4)]
+        session.send(server.ReportAck(assignment_id=job.assignment_id, seq=12))
+        assert [await send.outcome() for send in sends] == [None] * 12
+        assert sorted(int(report.payload) for report in [*first, *rest]) == list(range(12))
+        end(rig, job)
+
+
+async def test_a_program_that_dies_leaves_its_signal_to_the_next(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign(UNTIL_TOLD, cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        path = cluster_socket_path(rig.base_dir, job.assignment_id)
+        for _ in range(70):  # more than may be connected at a time
+            stream = await trio.open_unix_socket(path)
+            await stream.send_all(b'{"op":"recv"}\n')
+            await stream.aclose()
+        stream = await trio.open_unix_socket(path)
+        await stream.send_all(b'{"op":"recv"}\n')
+        session.send(signal(1, "once"))
+        with trio.fail_after(5):
+            assert json.loads(await stream.receive_some(10_000))["payload"] == "once"
+        await stream.aclose()
+        taken = await in_thread(Program(rig, job).recv)
+        assert (taken.n, taken.text) == (1, "once")
+        with pytest.raises(TimedOut):
+            await in_thread(partial(Program(rig, job).recv, timeout_secs=0.1))
+        end(rig, job)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"nonsense", "malformed"),
+        (b'{"op":"shout"}', "shout"),
+        (b'{"op":"recv","timeout":1}', "timeout"),
+        (b'{"op":"recv","timeout_secs":-1}', "timeout_secs"),
+        (b'{"op":"send","id":"1","topic":"t","payload":"a","payload_base64":"YQ=="}', "exclude"),
+        (b'{"op":"send","id":"1","topic":"t","payload_base64":"%"}', "payload_base64"),
+        (b'{"op":"send","id":"","topic":"t"}', "id"),
+        (b'{"op":"take","id":"1","n":7}', "signal 7"),
+        (b'{"op":"wait","barrier":"b","k":1}', "not entered"),
+        (b'{"op":"send","id":"1","topic":"t","payload":"' + b"x" * 600_000, "at most"),
+    ],
+)
+async def test_a_bad_line_is_answered(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, line: bytes, says: str
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        job = assign(UNTIL_TOLD, cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        stream = await trio.open_unix_socket(cluster_socket_path(rig.base_dir, job.assignment_id))
+        with trio.fail_after(5):
+            await stream.send_all(line + b"\n")
+            answer = json.loads(await stream.receive_some(10_000))
+        assert not answer["ok"]
+        assert says in answer["error"]
+        await stream.aclose()
+        end(rig, job)
+
+
+# Broken connections and restarts
+
+
+async def test_a_lost_connection_loses_and_doubles_no_signal(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        session.automatic.discard("reports")
+        job = assign(UNTIL_TOLD, cluster=seat())
+        await start(session, job)
+        await begun(rig, job)
+        send = Background(nursery, partial(Program(rig, job).send, "t", "x"))
+        assert (await session.expect(w.ClusterSignalReport)).seq == 1
+        session.send(signal(1, "one"))
+        taken = await in_thread(Program(rig, job).recv)
+        assert taken.n == 1
+        session.send(signal(4, "two"))
+        await trio.sleep(0.1)
+        session.scope.cancel()
+        second = Background(nursery, partial(Program(rig, job).send, "t", "y"))
+        session = await rig.server.session(nursery, resume=False)
+        listed = await session.resume()
+        assert [(one.state, one.seq, one.signal_n) for one in listed.running] == [(ResumeState.RUNNING, 0, 4)]
+        assert not send.is_done
+        reports = [await session.expect(w.ClusterSignalReport) for _ in range(2)]
+        assert [(one.seq, one.payload) for one in reports] == [(1, b"x"), (2, b"y")]
+        assert [await send.outcome(), await second.outcome()] == [None, None]
+        session.send(signal(4, "two"))
+        session.send(signal(5, "three"))
+        heard = [await in_thread(Program(rig, job).recv) for _ in range(2)]
+        assert [one.text for one in heard] == ["two", "three"]
+        with pytest.raises(TimedOut):
+            await in_thread(partial(Program(rig, job).recv, timeout_secs=0.1))
+        end(rig, job)
+        await session.expect(w.JobCompleted)
+
+
+async def test_a_restarted_agent_goes_on_with_a_members_signals(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    job = assign(UNTIL_TOLD, cluster=seat())
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await start(session, job)
+        await begun(rig, job)
+        session.send(signal(1, "taken"))
+        session.send(signal(2, "kept"))
+        session.send(barrier_signal(3, "b", 0))
+        first = Program(rig, job)
+        assert (await in_thread(first.recv)).text == "taken"
+        session.automatic.discard("reports")
+        send = Background(nursery, partial(Program(rig, job).send, "t", "x"))
+        assert (await session.expect(w.ClusterSignalReport)).seq == 1
+        waits = Background(nursery, partial(Program(rig, job).barrier, "b", timeout_secs=20))
+        assert (await session.expect(w.ClusterSignalReport)).seq == 2
+        hears = Background(nursery, partial(Program(rig, job).recv, "late", timeout_secs=20))
+        await trio.sleep(0.2)
+    assert cluster_socket_path(rig.base_dir, job.assignment_id).exists()
+    async with rig.agent() as agent:
+        session = await rig.server.session(nursery, resume=False)
+        session.automatic.discard("reports")
+        listed = await session.resume()
+        assert [(one.state, one.seq, one.signal_n) for one in listed.running] == [(ResumeState.RUNNING, 0, 3)]
+        again = [await session.expect(w.ClusterSignalReport) for _ in range(2)]
+        assert [(one.seq, one.topic) for one in again] == [(1, "t"), (2, "gradient.barrier")]
+        session.send(server.ReportAck(assignment_id=job.assignment_id, seq=2))
+        assert await send.outcome() is None
+        assert (await in_thread(first.recv)).text == "kept"
+        session.send(signal(4, "late", topic="late"))
+        heard = await hears.outcome()
+        assert isinstance(heard, Signal)
+        assert heard.text == "late"
+        assert not waits.is_done
+        session.send(barrier_signal(5, "b", 1))
+        assert await waits.outcome() is None
+        await session.expect_none(w.ClusterSignalReport, for_secs=0.1)
+        await rejects_a_second_member(session, assign)
+        assert running_members(agent) == 1
+        end(rig, job)
+        rig.server.reports[job.assignment_id] = list(again)
+        session.automatic.add("reports")
+        await session.expect(w.JobCompleted)
+
+
+async def rejects_a_second_member(session: FakeSession, assign: Assign) -> None:
+    session.send(assign("true", cluster=seat()))
+    assert not (await session.expect(w.AssignJobResponse)).accepted
+
+
+def running_members(agent: Agent) -> int:
+    return sum(1 for job in agent.jobs if job.member is not None)
+
+
+async def test_what_was_passed_and_refused_is_known_to_the_next_agent(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    job = assign(UNTIL_TOLD, cluster=seat())
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await start(session, job)
+        await begun(rig, job)
+        session.send(barrier_signal(1, "b", 0))
+        session.send(barrier_signal(2, "b", 1))
+        await in_thread(partial(Program(rig, job).barrier, "b"))
+        rig.server.refuse_signals = "too many"
+        path = cluster_socket_path(rig.base_dir, job.assignment_id)
+        assert "too many" in await ask(path, {"op": "send", "id": "mine", "topic": "t"})
+        rig.server.refuse_signals = None
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await begun(rig, job)
+        assert "too many" in await ask(path, {"op": "send", "id": "mine", "topic": "t"})
+        with pytest.raises(TimedOut, match="client:0, client:1 did not come"):
+            await in_thread(partial(Program(rig, job).barrier, "b", timeout_secs=0.2))
+        # It was entered, so that the next call goes on waiting for the same one.
+        session.send(barrier_signal(3, "b", 0))
+        session.send(barrier_signal(4, "b", 1))
+        await in_thread(partial(Program(rig, job).barrier, "b"))
+        sent = rig.server.reports[job.assignment_id]
+        assert [one.topic for one in sent if isinstance(one, w.ClusterSignalReport)] == [
+            "gradient.barrier",
+            "t",
+            "gradient.barrier",
+        ]
+        end(rig, job)
+        await session.expect(w.JobCompleted)
+
+
+async def ask(path: Path, request: dict[str, object]) -> str:
+    with trio.fail_after(10):
+        while True:
+            try:
+                stream = await trio.open_unix_socket(path)
+                break
+            except ConnectionRefusedError:  # until the next agent has it
+                await trio.sleep(0.02)
+        async with stream:
+            await stream.send_all(json.dumps(request).encode() + b"\n")
+            return bytes(await stream.receive_some(10_000)).decode()
+
+
+async def test_abort_cluster_reaches_a_member_that_an_earlier_agent_started(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    job = assign(UNTIL_TOLD, cluster=seat())
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await start(session, job)
+        await begun(rig, job)
+        await in_thread(partial(Program(rig, job).send, "t", "x"))
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        session.send(server.AbortCluster(attempt=ATTEMPT, reason="a member failed"))
+        failed = await session.expect(w.JobFailed)
+        assert (failed.seq, failed.kind, failed.error) == (2, FailureKind.ABORTED, "a member failed")
+        assert not cluster_socket_path(rig.base_dir, job.assignment_id).exists()
+
+
+async def test_a_member_that_only_sent_signals_is_not_taken_for_built(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    job = assign(f"gradient-cluster send t x; {UNTIL_TOLD}", cluster=seat())
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await start(session, job)
+        await session.expect(w.ClusterSignalReport)
+    await trio.sleep(0.1)
+    end(rig, job)
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await session.expect(w.JobCompleted)
+    kinds = [type(one).__name__ for one in rig.server.reports[job.assignment_id]]
+    assert kinds == ["ClusterSignalReport", "JobUpdate", "JobCompleted"]
