@@ -4,10 +4,14 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
+from gradient_protocol.kinds import JobKind
 from pydantic import BaseModel
 
+from gradient_server.db.tables import derivation, derivation_build
+from gradient_server.domain.job import build_key, split_job_key
 from gradient_server.graph.views import EvaluationSummary, list_evaluations
 from gradient_server.scheduler.decisions import Considered, Decision
 from gradient_server.scoring.policy import CatalogueEntry, rule_catalogue
@@ -74,6 +78,8 @@ async def get_board(web: WebDep, access: Overseer) -> HTMLResponse:
         lambda connection: list_evaluations(connection, None, EVALUATIONS)
     )
     snapshot = services.scheduler.snapshot()
+    decisions = services.scheduler.recent_decisions()[:DECISIONS]
+    names = await services.database.read(lambda connection: _names(connection, decisions))
     waiting = ", ".join(f"{count} {kind.lower()}" for kind, count in sorted(snapshot.pending.items()))
     held = f", {snapshot.held_back} held back after a failure" if snapshot.held_back else ""
     body = (
@@ -81,7 +87,7 @@ async def get_board(web: WebDep, access: Overseer) -> HTMLResponse:
         + _workers(workers)
         + _running(workers)
         + _evaluations(evaluations)
-        + _decisions(services.scheduler.recent_decisions()[:DECISIONS])
+        + _decisions(decisions, names)
         + '<p><a href="/board/scoring/rules">What the rules mean</a></p>'
     )
     return _page("board", body, refresh=True)
@@ -179,30 +185,41 @@ def _evaluations(evaluations: list[EvaluationSummary]) -> str:
     return _table("Recent evaluations", headings, [row(one) for one in evaluations])
 
 
-def _decisions(decisions: list[Decision]) -> str:
+def _names(connection: sa.Connection, decisions: list[Decision]) -> dict[str, str]:
+    """The names of the builds that the decisions are about, by job key."""
+    keys = {one.job_id for decision in decisions for one in decision.best}
+    keys |= {decision.chosen for decision in decisions if decision.chosen is not None}
+    builds = [job for kind, job in map(split_job_key, sorted(keys)) if kind is JobKind.BUILD]
+    joined = sa.join(derivation_build, derivation, derivation.c.id == derivation_build.c.derivation)
+    query = sa.select(derivation_build.c.id, derivation.c.name).select_from(joined)
+    rows = connection.execute(query.where(derivation_build.c.id.in_(builds)))
+    return {build_key(row.id): row.name for row in rows}
+
+
+def _decisions(decisions: list[Decision], names: dict[str, str]) -> str:
     def row(decision: Decision) -> list[str]:
-        passed = f"{decision.eligible} looked at, {decision.unscored} not scored yet,"
+        passed = f"{decision.considered} of {decision.pending} considered,"
         passed += f" {decision.vetoed} held, {decision.below_floor} below the floor"
-        chosen = next((one.name for one in decision.best if one.job_id == decision.chosen), decision.chosen)
+        chosen = decision.chosen and names.get(decision.chosen, decision.chosen)
         return [
             _time(decision.at),
             _text(decision.worker_name),
             _text(str(decision.kind)),
-            _text(chosen) if decision.chosen is not None else '<span class="quiet">nothing</span>',
+            _text(chosen) if chosen else '<span class="quiet">nothing</span>',
             _text(passed),
-            "".join(_considered(one) for one in decision.best),
+            "".join(_considered(one, names.get(one.job_id, one.job_id)) for one in decision.best),
         ]
 
     headings = ["At (UTC)", "Worker", "Kind", "Given", "Candidates", "The best of them"]
     return _table("Last decisions", headings, [row(one) for one in decisions])
 
 
-def _considered(one: Considered) -> str:
+def _considered(one: Considered, name: str) -> str:
     rules = ", ".join(f"{rule} {points:.1f}" for rule, points in one.rules.items() if points)
     held = f"; held by {', '.join(one.vetoes)}" if one.vetoes else ""
     text = escape(f"{rules or 'no points'}{held}")
     return (
-        f"<details><summary>{escape(one.name or one.job_id)}: {one.total:.1f}</summary>"
+        f"<details><summary>{escape(name)}: {one.total:.1f}</summary>"
         f'<span class="quiet">{text}</span></details>'
     )
 

@@ -6,6 +6,7 @@ Logs and stages are looked at a few times a second, and only where somebody watc
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
@@ -48,9 +49,9 @@ def sse(name: str, data: Json) -> bytes:
 async def event_stream(services: Services, hub: Hub, evaluation: str) -> AsyncGenerator[bytes, None]:
     """Ends after the final `evaluation` event, or when the server stops."""
     with hub.watch(evaluation) as watcher:
-        stream = _Stream(services, watcher)
-        async for chunk in stream.run():
-            yield chunk
+        async with aclosing(_Stream(services, watcher).run()) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
 
 class _Stream:
@@ -73,8 +74,9 @@ class _Stream:
             if EvaluationStatus(summary.status).is_final:
                 yield sse("evaluation", {"status": summary.status, "error": summary.error})
                 return
-            async for chunk in self._changes():
-                yield chunk
+            async with aclosing(self._changes()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def _view(self) -> EvaluationView | None:
         evaluation = self._watcher.evaluation

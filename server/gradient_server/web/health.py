@@ -1,5 +1,6 @@
 """Is the process there, and can it work (operations.md, HTTP)."""
 
+from functools import cache
 from http import HTTPStatus
 from typing import Final
 
@@ -45,6 +46,12 @@ async def readyz(web: WebDep, response: Response) -> Health:
     return Health(status=problem or "ok")
 
 
+@cache
+def _newest_revision() -> str:
+    """Read from the package's files once."""
+    return newest_revision()
+
+
 async def _problem(services: Services) -> str | None:
     # A loop of the server that fails ends the process; what answers here has all of them.
     if services.draining.is_set():
@@ -58,6 +65,6 @@ async def _problem(services: Services) -> str | None:
             return "the database is not reachable: the server's log says why"
     if scope.cancelled_caught:
         return f"the database did not answer within {DATABASE_SECS:.0f} s"
-    if revision != newest_revision():
+    if revision != _newest_revision():
         return "the database is not at this version's schema: run gradient-server migrate"
     return None

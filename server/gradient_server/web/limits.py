@@ -6,6 +6,7 @@ from typing import Final
 import structlog
 import trio
 from prometheus_client import CollectorRegistry, Histogram
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,6 +55,8 @@ class Requests:
         bounded = receive if scope["path"] == _UNBOUNDED else _bounded(receive)
         try:
             await self._app(scope, bounded, observed)
+        except ClientDisconnect:
+            return
         except Exception as error:
             log.error("a request failed", method=scope["method"], path=scope["path"], exc_info=error)
             if started:

@@ -1,5 +1,7 @@
 """Source trees: uploaded once as a zstd-compressed NAR, verified, and stored like any path."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -93,21 +95,23 @@ async def _store(services: Services, request: Request, path: str, nar_hash: str,
 
 async def _receive(request: Request, writer: NarWriter) -> None:
     buffer = bytearray()
-    chunks = request.stream()
-    while True:
-        with trio.move_on_after(SILENCE_SECS) as scope:
-            chunk = await anext(chunks, None)
-        if scope.cancelled_caught:
-            raise ApiError(
-                HTTPStatus.REQUEST_TIMEOUT, f"nothing came for {SILENCE_SECS:.0f} s: upload it again"
-            )
-        if chunk is not None:
-            buffer += chunk
-        if len(buffer) >= _WRITE_BYTES or chunk is None:
-            await trio.to_thread.run_sync(writer.append, writer.offset, bytes(buffer))
-            buffer.clear()
-        if chunk is None:
-            return
+    async with aclosing(request.stream()) as chunks:
+        while True:
+            chunk = await _next(chunks)
+            if chunk is not None:
+                buffer += chunk
+            if len(buffer) >= _WRITE_BYTES or chunk is None:
+                await trio.to_thread.run_sync(writer.append, writer.offset, bytes(buffer))
+                buffer.clear()
+            if chunk is None:
+                return
+
+
+async def _next(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
+    """The next bytes, None at the end. ApiError 408 if nothing comes."""
+    with trio.move_on_after(SILENCE_SECS):
+        return await anext(chunks, None)
+    raise ApiError(HTTPStatus.REQUEST_TIMEOUT, f"nothing came for {SILENCE_SECS:.0f} s: upload it again")
 
 
 async def _record(services: Services, path: str, stored: StoredObject) -> None:
@@ -136,7 +140,6 @@ async def _record(services: Services, path: str, stored: StoredObject) -> None:
 async def _discard(request: Request, nar_size: int) -> None:
     """Reads a body that is not needed: a client that is cut off while it sends sees no answer."""
     left = nar_size + _SLACK_BYTES
-    async for chunk in request.stream():
-        left -= len(chunk)
-        if left < 0:
-            return
+    async with aclosing(request.stream()) as chunks:
+        while left >= 0 and (chunk := await _next(chunks)) is not None:
+            left -= len(chunk)
