@@ -1,5 +1,7 @@
 """Keeps a connection to the build runner: to the one that is there, else to a new one."""
 
+import contextlib
+
 import structlog
 import trio
 
@@ -19,6 +21,15 @@ class RunnerKeeper:
         self._options = options
         self._client: RunnerClient | None = None
         self._arrived = trio.Event()
+        self._dismissed = False
+
+    async def dismiss(self) -> None:
+        """Ends a runner that an agent started and that has nothing left; others are not ours to end."""
+        client = await self.client()
+        with contextlib.suppress(RunnerGone):
+            if (await client.info()).detached and not await client.list():
+                self._dismissed = True
+                await client.stop_runner()
 
     async def client(self) -> RunnerClient:
         """The connection there is, or the next one."""
@@ -38,6 +49,8 @@ class RunnerKeeper:
                     task_status.started()
                     first = False
             self._arrived = trio.Event()
+            if self._dismissed:
+                return
             logger.error("the build runner is gone; its builds are lost and a new one is started")
             self._client = await self._connect_again()
 

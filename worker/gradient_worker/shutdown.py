@@ -63,6 +63,7 @@ async def drain(agent: Agent, drain_timeout_secs: float, hurry: trio.Event) -> N
     with trio.move_on_after(ACK_WAIT_AT_EXIT_SECS):
         while len(agent.jobs):
             await agent.idle.wait()
+        await agent.shop.runner.dismiss()
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:

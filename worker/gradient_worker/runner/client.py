@@ -125,12 +125,16 @@ class RunnerBuild:
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """The runner itself. `cgroups` empty: builds are not measured, and `cgroup_reason` says why."""
+    """The runner itself. `cgroups` empty: builds are not measured, and `cgroup_reason` says why.
+
+    `detached`: an agent started it in the background, no service manager looks after it.
+    """
 
     pid: int
     cgroups: Mapping[str, Path]
     cgroup_reason: str
     build_users: tuple[str, ...]
+    detached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +243,7 @@ class RunnerClient:
             cgroups={name: Path(path) for name, path in fields["cgroups"].items()},
             cgroup_reason=fields["cgroup_reason"],
             build_users=tuple(fields["build_users"]),
+            detached=fields["detached"],
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -87,6 +87,7 @@ def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, in
         users=_users(),
         orphan_kill_secs=options.orphan_kill_secs,
         cgroup_reason=reason,
+        detached=options.detach,
     )
     left = recover(builds_dir, host)
     service.adopt(left)

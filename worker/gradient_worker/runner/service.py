@@ -47,6 +47,7 @@ class Service:
         users: list[User],
         orphan_kill_secs: float,
         cgroup_reason: str,
+        detached: bool,
     ) -> None:
         self._builds_dir = builds_dir
         self._listener = listener
@@ -54,6 +55,7 @@ class Service:
         self._users = users
         self._orphan_kill_secs = orphan_kill_secs
         self._cgroup_reason = cgroup_reason
+        self._detached = detached
         self._clock = host.clock
         self._selector = selectors.DefaultSelector()
         self._builds: dict[str, Build] = {}
@@ -243,6 +245,7 @@ class Service:
             "pid": os.getpid(),
             "cgroups": self._host.group,
             "cgroup_reason": self._cgroup_reason,
+            "detached": self._detached,
             "build_users": [user.name for user in self._users if user.uid is not None],
         }
 
