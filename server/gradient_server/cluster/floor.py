@@ -94,6 +94,10 @@ class Floor:
             raise LookupError(column)
         return worker_id
 
+    def workers(self) -> list[str]:
+        """Every connected worker."""
+        return list(self._columns)
+
     def info(self, worker_id: str) -> WorkerInfo:
         """What is known of a connected worker."""
         return self._infos[worker_id]

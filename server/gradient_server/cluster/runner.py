@@ -31,6 +31,7 @@ from gradient_server.cluster.settings import PASS_SECS, UNCONFIRMED_ABORT_SECS, 
 from gradient_server.cluster.signals import AdoptedMember, MemberSessions
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.store import ClusterStore
+from gradient_server.cluster.why import ClusterWhy, explain_cluster
 from gradient_server.domain.events import Bus, ClusterChanged, ClusterQueued, Event, MemberReported
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import ClusterStatus
@@ -421,6 +422,18 @@ class ClusterRunner:
             worker = self._pool.workers.get(seat.worker_id)
             if worker is not None:
                 self._scheduler.dispatcher.try_assign(worker, seat.kind)
+
+    def explain(self, cluster_id: str) -> ClusterWhy:
+        """Why the cluster waits, or where its attempt stands."""
+        return explain_cluster(
+            cluster_id,
+            book=self.book,
+            floor=self.floor,
+            desk=self.desk,
+            attempt=self.attempts.of_cluster(cluster_id),
+            pool=self._pool,
+            now=self._clock.monotonic(),
+        )
 
     # Loops
 

@@ -1,0 +1,312 @@
+"""Cluster jobs without sockets and without a database: a `World` with a runner and its store in memory.
+
+`settle` does what the loops do until nothing is left to do, so that tests decide when.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gradient_protocol.messages.server import AbortCluster, AssignJob, StartCluster
+from gradient_protocol.messages.shapes import Job
+from gradient_protocol.messages.worker import AssignJobResponse
+from gradient_server.cluster.runner import ClusterRunner
+from gradient_server.cluster.settings import ClusterSettings
+from gradient_server.cluster.store import MemberClaim
+from gradient_server.cluster.verdict import MemberReport, MemberState, Verdict, decide
+from gradient_server.db.queries.signals import StoredSignal
+from gradient_server.domain.cluster import ClusterInfo, MemberInfo
+from gradient_server.domain.events import (
+    AssignmentClosed,
+    ClusterChanged,
+    ClusterQueued,
+    Event,
+    JobQueued,
+    MemberReported,
+)
+from gradient_server.domain.job import PendingJob
+from gradient_server.domain.status import AttemptOutcome, ClusterStatus
+
+from tests.fakes.scheduler import START, FakeClaimStore, World, build, wire_job
+
+__all__ = ["ClusterWorld", "FakeClusterStore", "cluster_info"]
+
+
+def cluster_info(name: str, members: int = 2, **changes: object) -> ClusterInfo:
+    """A cluster of builds `NAME-0`, ...; the first member is the `server`, the others are clients."""
+    info = ClusterInfo(
+        id=name,
+        project="p",
+        name=name,
+        same_zone=False,
+        prioritized=False,
+        created_at=START,
+        status=ClusterStatus.QUEUED,
+        attempts=0,
+        retry_budget=1,
+        members=tuple(
+            MemberInfo(
+                job_key=f"build:{name}-{number}",
+                role="client" if number else "server",
+                index=max(number - 1, 0),
+            )
+            for number in range(members)
+        ),
+    )
+    return replace(info, **changes)
+
+
+@dataclass
+class FakeAttempt:
+    """A row with its members'."""
+
+    id: str
+    cluster_id: str
+    claims: Sequence[MemberClaim]
+    started: bool = False
+    outcome: AttemptOutcome | None = None
+    reports: dict[str, MemberState] = field(default_factory=dict)
+
+
+class FakeClusterStore:
+    """The database's part, one instance. `before` runs within the hop of each transaction."""
+
+    instance_id = "instance-1"
+
+    def __init__(self, jobs: FakeClaimStore) -> None:
+        self._jobs = jobs
+        self.clusters: dict[str, ClusterInfo] = {}
+        self.pending: dict[str, PendingJob] = {}
+        self.attempts: dict[str, FakeAttempt] = {}
+        self.before: Callable[[str], None] = lambda _: None
+        self.reserved: tuple[str, dict[str, str]] | None = None
+        self.deny_reservation = False
+        self.signals: list[StoredSignal] = []
+
+    def open_attempts(self, cluster_id: str) -> list[FakeAttempt]:
+        """At most one, or a test has failed."""
+        return [a for a in self.attempts.values() if a.cluster_id == cluster_id and a.outcome is None]
+
+    async def load(self, cluster_ids: Sequence[str] | None) -> list[ClusterInfo]:
+        """As they are."""
+        return [info for key, info in self.clusters.items() if cluster_ids is None or key in cluster_ids]
+
+    async def worker_names(self, worker_ids: Sequence[str]) -> dict[str, str]:
+        """As the fake workers are called."""
+        return {worker: f"host-{worker}" for worker in worker_ids}
+
+    async def claim(
+        self, attempt_id: str, cluster_id: str, members: Sequence[MemberClaim]
+    ) -> list[Job] | None:
+        """All or nothing."""
+        self.before("claim")
+        keys = [one.member.job_key for one in members]
+        if self.clusters[cluster_id].status is not ClusterStatus.QUEUED or self.open_attempts(cluster_id):
+            return None
+        if any(key not in self._jobs.queued for key in keys):
+            return None
+        for key in keys:
+            self.pending[key] = self._jobs.queued.pop(key)
+        self.attempts[attempt_id] = FakeAttempt(attempt_id, cluster_id, members)
+        return [wire_job(self.pending[key], None) for key in keys]
+
+    async def start(self, attempt_id: str, seats: Sequence[tuple[str, str]]) -> bool:
+        """Only an open attempt without reports."""
+        self.before("start")
+        attempt = self.attempts[attempt_id]
+        if attempt.outcome is not None or attempt.reports or len(seats) != len(attempt.claims):
+            return False
+        attempt.started = True
+        info = self.clusters[attempt.cluster_id]
+        self.clusters[info.id] = replace(info, status=ClusterStatus.RUNNING, attempts=info.attempts + 1)
+        return True
+
+    async def fail_prepare(self, attempt_id: str, reason: str) -> list[Event]:
+        """Only an open attempt that was not started."""
+        self.before("fail")
+        attempt = self.attempts[attempt_id]
+        if attempt.outcome is not None or attempt.started:
+            return []
+        return self._close(attempt, AttemptOutcome.PREPARE_FAILED, requeue=True)
+
+    async def settle(self, attempt_id: str, lost: Mapping[str, str]) -> tuple[Verdict | None, list[Event]]:
+        """By the real `decide`."""
+        self.before("settle")
+        attempt = self.attempts[attempt_id]
+        if attempt.outcome is not None or not attempt.started:
+            return None, []
+        for assignment in lost:
+            attempt.reports.setdefault(assignment, MemberState.LOST)
+        info = self.clusters[attempt.cluster_id]
+        by_id = {one.assignment_id: one.member for one in attempt.claims}
+        states = {**attempt.reports, **{a: MemberState.RUNNING for a in by_id if a not in attempt.reports}}
+        reports = [
+            MemberReport(role=by_id[a].role, index=by_id[a].index, primary=by_id[a].primary, state=state)
+            for a, state in states.items()
+        ]
+        verdict = decide(
+            reports, attempts=info.attempts, retry_budget=info.retry_budget, evaluation_aborted=False
+        )
+        if verdict is None:
+            return None, []
+        return verdict, self._settled(attempt, verdict)
+
+    def _settled(self, attempt: FakeAttempt, verdict: Verdict) -> list[Event]:
+        if verdict is Verdict.RETRY:
+            info = replace(self.clusters[attempt.cluster_id], status=ClusterStatus.QUEUED)
+            self.clusters[info.id] = info
+            events = self._close(attempt, AttemptOutcome.FAILED, requeue=True)
+            return [ClusterChanged(info.id, info.status), ClusterQueued(info), *events]
+        done = verdict is Verdict.COMPLETE
+        outcome = AttemptOutcome.SUCCEEDED if done else AttemptOutcome.FAILED
+        events = self._close(attempt, outcome, requeue=False)
+        return [
+            *events,
+            self._end(attempt.cluster_id, ClusterStatus.COMPLETED if done else ClusterStatus.FAILED),
+        ]
+
+    def _end(self, cluster_id: str, status: ClusterStatus) -> Event:
+        self.clusters[cluster_id] = replace(self.clusters[cluster_id], status=status)
+        return ClusterChanged(cluster_id, status)
+
+    def _close(self, attempt: FakeAttempt, outcome: AttemptOutcome, *, requeue: bool) -> list[Event]:
+        attempt.outcome = outcome
+        events: list[Event] = []
+        for one in attempt.claims:
+            job = self.pending[one.member.job_key]
+            events.append(AssignmentClosed(one.assignment_id, job.job_id, job.kind, one.worker_id))
+            if requeue:
+                self._jobs.queued[job.job_id] = job
+        if requeue:
+            events += [JobQueued(self.pending[one.member.job_key]) for one in attempt.claims]
+        return events
+
+    def abort(self, cluster_id: str) -> list[Event]:
+        """A person aborts the cluster: its open attempt is closed in the same transaction."""
+        events: list[Event] = []
+        for attempt in self.open_attempts(cluster_id):
+            events += self._close(attempt, AttemptOutcome.ABORTED, requeue=False)
+        return [*events, self._end(cluster_id, ClusterStatus.ABORTED)]
+
+    def report(self, assignment_id: str, state: MemberState) -> list[Event]:
+        """A final report arrives and is held, or comes too late."""
+        for attempt in self.attempts.values():
+            if any(one.assignment_id == assignment_id for one in attempt.claims):
+                if attempt.outcome is None:
+                    attempt.reports.setdefault(assignment_id, state)
+                return [MemberReported(attempt.id, assignment_id)]
+        return []
+
+    async def signals_after(
+        self, attempt_id: str, n: int, role: str, index: int, *, limit: int
+    ) -> list[StoredSignal]:
+        """To all but the sender."""
+        del attempt_id
+        found = [s for s in self.signals if s.n > n and (s.sender_role, s.sender_index) != (role, index)]
+        return found[:limit]
+
+    async def reserve(self, cluster_id: str, seats: Mapping[str, str], reserved_at: float) -> bool:
+        """One in the pool."""
+        del reserved_at
+        if self.deny_reservation or (self.reserved is not None and self.reserved[0] != cluster_id):
+            return False
+        self.reserved = (cluster_id, dict(seats))
+        return True
+
+    async def release_reservation(self, cluster_id: str) -> None:
+        """Gives it back."""
+        if self.reserved is not None and self.reserved[0] == cluster_id:
+            self.reserved = None
+
+    async def clear_reservation(self) -> None:
+        """At the start."""
+        self.reserved = None
+
+
+class ClusterWorld(World):
+    """A scheduler with the runner as its desk for members."""
+
+    cluster_settings: ClusterSettings = ClusterSettings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.clusters = FakeClusterStore(self.store)
+        self.runner = ClusterRunner(
+            scheduler=self.scheduler,
+            store=self.clusters,
+            bus=self.bus,
+            clock=self.clock,
+            ids=self.scheduler.dispatcher._ids,
+            settings=self.cluster_settings,
+        )
+
+    def submit(self, info: ClusterInfo, **changes: object) -> ClusterInfo:
+        """The cluster and all its members are queued."""
+        self.clusters.clusters[info.id] = info
+        self.bus.publish([ClusterQueued(info)])
+        for member in info.members:
+            self.queue(build(member.job_key.removeprefix("build:"), cluster=info.id, **changes))
+        return info
+
+    async def single(self, name: str) -> None:
+        """A single job is queued, and every worker has scored it."""
+        self.queue(build(name))
+        await self.settle()
+        for worker_id in self.outboxes:
+            self.score(worker_id, f"build:{name}")
+        await self.settle()
+
+    async def drain_work(self) -> None:
+        """Every transaction that was asked for, one after another."""
+        while self.runner.executor.has_work:
+            await self.runner.executor.work_one()
+        await self.runner.load_wanted()
+        await self.runner.rows.write()
+
+    async def plan(self) -> None:
+        """One pass of the planner, and what follows from it."""
+        await self.settle()
+        self.runner.run_pass()
+        await self.drain_work()
+        await self.settle()
+
+    async def later(self, seconds: float) -> None:
+        """Time passes; idle workers repeat their wish, as they do every 10 s; then a pass."""
+        self.clock.passed += seconds
+        for worker in list(self.scheduler.pool):
+            for kind, slots in worker.slots.items():
+                if slots.wish:
+                    self.scheduler.request_job(worker.id, kind)
+        await self.plan()
+
+    def assignment(self, worker_id: str) -> AssignJob:
+        """Takes out the one AssignJob that was sent to the worker."""
+        (assigned,) = self.assigned(worker_id)
+        return assigned
+
+    async def reply(self, worker_id: str, message: AssignJob, *, accepted: bool = True) -> None:
+        """The worker answers."""
+        response = AssignJobResponse(assignment_id=message.assignment_id, accepted=accepted, reason="no")
+        self.scheduler.answer_arrived(worker_id, response)
+        await self.scheduler.assignment_answered(worker_id, response)
+        await self.drain_work()
+
+    async def report(self, assignment_id: str, state: MemberState) -> None:
+        """A member's final report is stored."""
+        self.bus.publish(self.clusters.report(assignment_id, state))
+        await self.drain_work()
+
+    async def start(self, *worker_ids: str) -> dict[str, AssignJob]:
+        """Plans, and lets all of these accept; their assignments."""
+        await self.plan()
+        assigned = {worker_id: self.assignment(worker_id) for worker_id in worker_ids}
+        for worker_id, message in assigned.items():
+            await self.reply(worker_id, message)
+        return assigned
+
+    def starts(self, worker_id: str) -> list[StartCluster]:
+        """Takes out what was sent."""
+        return self.outboxes[worker_id].take(StartCluster)
+
+    def aborts(self, worker_id: str) -> list[AbortCluster]:
+        """Takes out what was sent."""
+        return self.outboxes[worker_id].take(AbortCluster)
