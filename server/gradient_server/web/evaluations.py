@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Annotated, Final, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from gradient_protocol.messages.shapes import GitSource, PathSource, Source
 from pydantic import BaseModel, Field, field_validator
 
@@ -22,7 +22,12 @@ from gradient_server.graph.views import (
 )
 from gradient_server.web.auth import Access, Reader, Writer
 from gradient_server.web.errors import ApiError, ErrorAnswer
-from gradient_server.web.evaluation_views import EvaluationAnswer, EvaluationEntry, full_answer, list_entry
+from gradient_server.web.evaluation_views import (
+    EvaluationAnswer,
+    EvaluationEntry,
+    evaluation_json,
+    list_entry,
+)
 from gradient_server.web.events import event_stream
 from gradient_server.web.hub import TooManyWatchersError
 from gradient_server.web.projects import Name, project_named
@@ -146,11 +151,12 @@ async def get_evaluations(
     return Evaluations(evaluations=await web.services.database.read(find))
 
 
-@router.get("/evaluations/{evaluation}")
-async def get_evaluation(evaluation: str, web: WebDep, access: Reader) -> EvaluationAnswer:
+@router.get("/evaluations/{evaluation}", response_model=EvaluationAnswer)
+async def get_evaluation(evaluation: str, web: WebDep, access: Reader) -> Response:
     """One evaluation by its id, or by the beginning of it."""
     view = await web.services.database.read(lambda connection: visible_view(connection, evaluation, access))
-    return full_answer(view, web.services.scheduler)
+    content = await evaluation_json(view, web.services.scheduler, outputs=True)
+    return Response(content, media_type="application/json")
 
 
 @router.post("/evaluations/{evaluation}/abort")

@@ -10,16 +10,18 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
 import structlog
 import trio
 
+from gradient_server.db.tables import evaluation
 from gradient_server.domain.events import BuildChanged, EvaluationChanged, LogGrew, NoteAdded
 from gradient_server.domain.job import build_key
 from gradient_server.domain.status import BuildStatus, EvaluationStatus
 from gradient_server.graph.views import EvaluationView, evaluation_view
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
-from gradient_server.web.evaluation_views import snapshot_answer
+from gradient_server.web.evaluation_views import evaluation_json
 from gradient_server.web.hub import Hub, Watcher, WatchEvent
 from gradient_server.web.log_lines import last_line
 from gradient_server.web.running import Running
@@ -46,9 +48,9 @@ def sse(name: str, data: Json) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
-async def event_stream(services: Services, hub: Hub, evaluation: str) -> AsyncGenerator[bytes, None]:
+async def event_stream(services: Services, hub: Hub, evaluation_id: str) -> AsyncGenerator[bytes, None]:
     """Ends after the final `evaluation` event, or when the server stops."""
-    with hub.watch(evaluation) as watcher:
+    with hub.watch(evaluation_id) as watcher:
         async with aclosing(_Stream(services, watcher).run()) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -69,7 +71,7 @@ class _Stream:
             view = await self._view()
             if view is None:  # an evaluation that was deleted while somebody looked
                 return
-            yield self._snapshot(view)
+            yield await self._snapshot(view)
             summary = view.summary
             if EvaluationStatus(summary.status).is_final:
                 yield sse("evaluation", {"status": summary.status, "error": summary.error})
@@ -79,40 +81,43 @@ class _Stream:
                     yield chunk
 
     async def _view(self) -> EvaluationView | None:
-        evaluation = self._watcher.evaluation
+        wanted = self._watcher.evaluation
         # From here on events count; some of them may be older than what is read now, none is missed.
         self._watcher.found()
-        return await self._services.database.read(lambda connection: evaluation_view(connection, evaluation))
+        return await self._services.database.read(lambda connection: evaluation_view(connection, wanted))
 
-    def _snapshot(self, view: EvaluationView) -> bytes:
-        answer = snapshot_answer(view, self._services.scheduler)
+    async def _snapshot(self, view: EvaluationView) -> bytes:
         self._running = Running()
-        for build in answer.builds:
+        for build in view.builds:
             key = build_key(build.id)
             self._watcher.note_job(key, build.name, ended=BuildStatus(build.status).is_final)
             self._running.attrs[key] = build.attr
             if build.status == BuildStatus.ASSIGNED:
                 self._running.told(key, self._services.scheduler.pool.by_job.get(key))
-        return sse("snapshot", answer.model_dump())
+        answer = await evaluation_json(view, self._services.scheduler, outputs=False)
+        return b"event: snapshot\ndata: %s\n\n" % answer
 
     async def _changes(self) -> AsyncGenerator[bytes, None]:
         """Events until the last, or until a fresh snapshot is needed."""
         watcher, clock = self._watcher, self._services.clock
-        began = told_at = clock.monotonic()
+        began = told_at = looked_at = clock.monotonic()
         while not self._services.draining.is_set():
             await watcher.wait(LOOK_EVERY_SECS)
-            for event in watcher.take():
-                yield self._event(event)
+            told = [self._event(event) for event in watcher.take() if not self._is_final]
+            # Not at every event, for there may be thousands a second.
+            if clock.monotonic() - looked_at >= LOOK_EVERY_SECS and not self._is_final:
+                looked_at = clock.monotonic()
+                looked = self._running.look(watcher.jobs, self._services.scheduler.pool.by_job)
+                told += [sse(name, data) for name, data in looked]
+                told += await self._new_lines()
+            if told:
+                yield b"".join(told)
                 told_at = clock.monotonic()
-                if self._is_final:
-                    return
+            if self._is_final:
+                return
             if watcher.lost:
                 await trio.sleep(max(0.0, began + SNAPSHOT_EVERY_SECS - clock.monotonic()))
                 return
-            looked = self._running.look(watcher.jobs, self._services.scheduler.pool.by_job)
-            for chunk in [*(sse(*told) for told in looked), *await self._new_lines()]:
-                yield chunk
-                told_at = clock.monotonic()
             if clock.monotonic() - told_at >= KEEP_ALIVE_SECS:
                 if await self._has_ended():
                     return
@@ -171,6 +176,6 @@ class _Stream:
 
     async def _has_ended(self) -> bool:
         """Whether it ended without a word here: another instance may have taken it over."""
-        evaluation = self._watcher.evaluation
-        view = await self._services.database.read(lambda connection: evaluation_view(connection, evaluation))
-        return view is None or EvaluationStatus(view.summary.status).is_final
+        query = sa.select(evaluation.c.status).where(evaluation.c.id == self._watcher.evaluation)
+        status = await self._services.database.read(lambda connection: connection.scalar(query))
+        return status is None or EvaluationStatus(status).is_final

@@ -1,6 +1,7 @@
 import pytest
 from gradient_server.db.queries.cached_paths import CachedPath, put_path
 from gradient_server.domain.status import BuildStatus, EvaluationStatus
+from gradient_server.web.evaluation_views import EvaluationAnswer
 
 from tests.fixtures.graph import make_build, make_evaluation, store_path, want
 from tests.integration.web.conftest import Site
@@ -66,6 +67,7 @@ async def test_counts_builds_and_outputs_of_an_evaluation(site: Site) -> None:
 
     evaluation = await site.services.database.run(graph)
     shown = (await site.reader.get(f"/evaluations/{evaluation}")).json()
+    assert EvaluationAnswer.model_validate(shown, strict=True).model_dump() == shown, "as it is described"
     assert shown["counts"] == {"Completed": 1, "Created": 1}
     assert [(one["attr"], one["status"], one["stage"]) for one in shown["builds"]] == [
         ("top", "Completed", None),

@@ -8,6 +8,7 @@ from gradient_server.db.tables import evaluation as evaluation_table
 from gradient_server.domain.events import BuildChanged, EvaluationChanged, LogGrew, NoteAdded
 from gradient_server.domain.status import BuildStatus, EvaluationStatus
 from gradient_server.web import events
+from gradient_server.web.evaluation_views import EvaluationSnapshot
 from gradient_server.web.hub import MAX_QUEUED
 
 from tests.fixtures.graph import make_build, make_evaluation, want
@@ -65,6 +66,7 @@ async def test_a_snapshot_then_what_happens_then_the_end(site: Site) -> None:
     async with site.events(evaluation) as stream:
         name, snapshot = await next_event(stream)
         assert (name, snapshot["id"], snapshot["status"]) == ("snapshot", evaluation, "Building")
+        assert EvaluationSnapshot.model_validate(snapshot, strict=True).model_dump() == snapshot
         assert [one["id"] for one in snapshot["builds"]] == [build]
         site.services.bus.publish(
             [
