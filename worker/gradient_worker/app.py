@@ -20,6 +20,7 @@ from gradient_protocol.messages.shapes import BuildJob
 from gradient_protocol.messages.worker import WorkerCapabilities
 from gradient_protocol.nar import remove_tree
 
+from gradient_worker import cluster_client
 from gradient_worker.agent import Agent, WorkerFacts
 from gradient_worker.config import WorkerConfig
 from gradient_worker.connector import Dial, dialler, stay_connected
@@ -231,17 +232,23 @@ def _facts(config: WorkerConfig, shop: Workshop, *, worker_id: str, incarnation:
 
 
 def _tools_directory(base_dir: Path) -> Path:
-    """A directory with `gradient-cluster` alone: what else is installed beside it is no build's to find."""
+    """What members of clusters talk through alone: what else is installed beside it is no build's to find."""
     tools = base_dir / "bin"
     tools.mkdir(mode=0o755, parents=True, exist_ok=True)
     program = shutil.which("gradient-cluster", path=sysconfig.get_path("scripts"))
-    link = tools / "gradient-cluster"
-    if program is not None and not (link.is_symlink() and link.readlink() == Path(program)):
-        beside = tools / f".gradient-cluster.{os.getpid()}"
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(program)
-        beside.replace(link)
+    if program is not None:
+        _link(tools / "gradient-cluster", Path(program))
+    _link(tools / "gradient_cluster.py", Path(cluster_client.__file__))
     return tools
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink() and link.readlink() == target:
+        return
+    beside = link.with_name(f".{link.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(target)
+    beside.replace(link)
 
 
 def _cleaner(shop: Workshop) -> Callable[[Job], Awaitable[None]]:

@@ -1,14 +1,16 @@
 """For programs that run as a member of a cluster: talk to the other members (docs/cluster-programs.md).
 
-    from gradient_worker.cluster_client import Cluster
+    sys.path.append(os.path.dirname(shutil.which("gradient-cluster")))
+    from gradient_cluster import Cluster
 
     with Cluster() as cluster:
         cluster.send("address", f"{host}:{port}")
         signal = cluster.recv("address", sender="server", timeout_secs=30)
         cluster.barrier("ready", timeout_secs=60)
 
-On the standard library alone, Python 3.8 or newer. All of it blocks. An agent that is restarted in
-between costs time and nothing else: the client connects again, and what it asked for is done once.
+`gradient_cluster.py` beside the command is this file. On the standard library alone, Python 3.8 or
+newer. All of it blocks. An agent that is restarted in between costs time and nothing else: the client
+connects again, and what it asked for is done once.
 One `Cluster` belongs to one thread; several at a time, in threads or processes, are fine.
 """
 

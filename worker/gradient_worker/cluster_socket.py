@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -176,14 +176,19 @@ class _Connection:
         return uid in allowed
 
     async def _answer_all(self) -> None:
-        """Read ahead by one line, to notice a program that dies while it waits."""
+        """Read ahead by one line, to notice a program that dies while it waits.
+
+        So the end of what it sends is the end of it: nothing is answered any more.
+        """
         send, lines = trio.open_memory_channel[bytes | BadRequest](1)
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:
-                async with send:
-                    async for line in _lines(self._stream):
+                async with send, contextlib.aclosing(_lines(self._stream)) as read_ahead:
+                    async for line in read_ahead:
                         await send.send(line)
+                        if isinstance(line, BadRequest):
+                            return  # answered, and nothing after it
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(read)
@@ -354,7 +359,7 @@ def _signal_fields(signal: ClusterSignal) -> Answer:
     return fields
 
 
-async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes | BadRequest]:
+async def _lines(stream: trio.SocketStream) -> AsyncGenerator[bytes | BadRequest, None]:
     """Whole lines; one that is too long is the last."""
     kept = bytearray()
     async for data in stream:

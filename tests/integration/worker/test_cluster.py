@@ -1,6 +1,9 @@
 """Members of clusters at a real agent: holds, their environment, signals from and to their processes."""
 
 import json
+import os
+import socket
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,7 @@ from gradient_protocol.messages import worker as w
 from gradient_worker.agent import Agent
 from gradient_worker.cluster_client import AttemptOver, Cluster, Refused, Signal, TimedOut
 from gradient_worker.cluster_socket import cluster_socket_path
+from gradient_worker.executor.job import Stop, StopCause
 
 from tests.fakes.agent import Rig
 from tests.fakes.server import FakeSession
@@ -310,6 +314,54 @@ async def test_signals_go_out_and_come_in_through_the_command(
         assert isinstance(ended, w.JobCompleted), ended
 
 
+async def test_a_base_directory_may_be_too_deep_for_the_address_of_a_socket(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    rig.base_dir = tmp_path / ("deep" * 30) / "worker"
+    rig.base_dir.parent.mkdir()
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        await start(session, assign("gradient-cluster send t x && echo > $out", cluster=seat()))
+        assert (await session.expect(w.ClusterSignalReport)).payload == b"x"
+        await session.expect(w.JobCompleted)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+async def test_only_the_builds_own_user_is_answered(rig: Rig, assign: Assign, nursery: trio.Nursery) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        Path(directory).chmod(0o711)
+        rig.base_dir = Path(directory) / "worker"
+        async with rig.agent():
+            session = await rig.server.session(nursery)
+            job = assign(UNTIL_TOLD, cluster=seat())
+            await start(session, job)
+            await begun(rig, job)
+            path = cluster_socket_path(rig.base_dir, job.assignment_id)
+            assert await ask_as(65534, path) == b""
+            os.chown(rig.base_dir / "builds" / job.assignment_id / "build", 65533, -1)
+            assert await ask_as(65534, path) == b""
+            assert json.loads(await ask_as(65533, path))["role"] == "server"
+            end(rig, job)
+            await session.expect(w.JobCompleted)
+        rig.end_runner()
+
+
+async def ask_as(uid: int, path: Path) -> bytes:
+    """What another user gets to hear."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    os.seteuid(uid)
+    try:
+        connection.connect(str(path))
+    finally:
+        os.seteuid(0)
+    async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
+        try:
+            await stream.send_all(b'{"op":"roster"}\n')
+            return bytes(await stream.receive_some(10_000))
+        except trio.BrokenResourceError:
+            return b""
+
+
 async def test_a_send_fails_when_the_server_refuses_the_signal(
     rig: Rig, assign: Assign, nursery: trio.Nursery
 ) -> None:
@@ -502,6 +554,28 @@ async def rejects_a_second_member(session: FakeSession, assign: Assign) -> None:
 
 def running_members(agent: Agent) -> int:
     return sum(1 for job in agent.jobs if job.member is not None)
+
+
+async def test_an_agent_that_hands_over_leaves_the_socket_to_the_next(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    job = assign(UNTIL_TOLD, cluster=seat())
+    async with rig.agent() as agent:
+        session = await rig.server.session(nursery)
+        await start(session, job)
+        await begun(rig, job)
+        waits = Background(nursery, Program(rig, job).recv)
+        agent.stop_taking_jobs("worker restarting")
+        agent.stop_all(Stop(StopCause.HANDED_OVER, "the agent goes"))
+        await trio.sleep(0.2)
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        session.send(signal(1, "one"))
+        heard = await waits.outcome()
+        assert isinstance(heard, Signal)
+        assert heard.text == "one"
+        end(rig, job)
+        await session.expect(w.JobCompleted)
 
 
 async def test_what_was_passed_and_refused_is_known_to_the_next_agent(

@@ -76,6 +76,17 @@ def test_what_is_forgotten_is_gone() -> None:
     assert holds.next_deadline() is None
 
 
+def test_what_an_earlier_agent_started_counts_as_running() -> None:
+    holds = Holds()
+    holds.take_up("a", "attempt")
+    assert holds.member_of("attempt") == "a"
+    assert holds.next_deadline() is None
+    assert holds.hold("b", "attempt", 40, now=0) is HoldRefusal.SECOND_MEMBER
+    with pytest.raises(IllegalHoldError):
+        holds.take_up("c", "attempt")
+    assert holds.abort_cluster("attempt", "why", now=0) == Abort("a", "why")
+
+
 def test_a_held_job_cannot_end() -> None:
     holds = held()
     with pytest.raises(IllegalHoldError):

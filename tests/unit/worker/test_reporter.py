@@ -6,7 +6,7 @@ import trio.testing
 from gradient_protocol.kinds import FailureKind
 from gradient_protocol.messages.common import Message
 from gradient_protocol.messages.shapes import EvalStats
-from gradient_protocol.messages.worker import JobCompleted, JobFailed
+from gradient_protocol.messages.worker import ClusterSignalReport, JobCompleted, JobFailed
 from gradient_worker.executor.reporter import Reporter
 
 STATS = EvalStats(derivations=0, known=0, wall_ms=0, cpu_ms=0)
@@ -16,9 +16,12 @@ class Journal:
     def __init__(self) -> None:
         self.kept: dict[int, Message] = {}
         self.acknowledged_seq = 0
+        self.send_ids: dict[str, int] = {}
 
-    def report(self, assignment_id: str, seq: int, message: Message) -> None:
+    def report(self, assignment_id: str, seq: int, message: Message, send_id: str | None = None) -> None:
         self.kept[seq] = message
+        if send_id is not None:
+            self.send_ids[send_id] = seq
 
     def acknowledged(self, assignment_id: str, seq: int) -> None:
         self.acknowledged_seq = seq
@@ -151,3 +154,38 @@ async def test_a_stopped_job_reports_nothing_more() -> None:
         scope.cancel()
         await made.report(STATS)
     assert made.pending == ()
+
+
+def a_signal(seq: int) -> ClusterSignalReport:
+    return ClusterSignalReport(assignment_id="a", seq=seq, attempt="x", topic="t", payload=b"")
+
+
+async def test_all_who_wait_for_room_get_it(nursery: trio.Nursery) -> None:
+    journal = Journal()
+    reports = reporter(journal)
+
+    async def send(name: str) -> None:
+        await reports.room_for_signal()
+        reports.signal(name, a_signal)
+
+    for number in range(20):
+        nursery.start_soon(send, str(number))
+    for seq in (3, 11, 12):
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(reports.pending) == 8
+        reports.acknowledge(seq)
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(journal.send_ids.values()) == list(range(1, 21))
+    assert len(reports.pending) == 8
+
+
+async def test_a_signal_never_follows_the_final_report() -> None:
+    reports = reporter()
+    for number in range(8):
+        reports.signal(str(number), a_signal)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reports.room_for_signal)
+        await trio.testing.wait_all_tasks_blocked()
+        reports.finish(completed)
+    assert reports.signal("late", a_signal) is None
+    assert reports.pending[-1] == completed(9)
