@@ -169,6 +169,7 @@ class FakeClusterStore:
         return ClusterChanged(cluster_id, status)
 
     def _close(self, attempt: FakeAttempt, outcome: AttemptOutcome, *, requeue: bool) -> list[Event]:
+        assert attempt.outcome is None, "an attempt has one outcome"
         attempt.outcome = outcome
         events: list[Event] = []
         for one in attempt.claims:
@@ -259,6 +260,13 @@ class ClusterWorld(World):
         """Every transaction that was asked for, one after another."""
         while self.runner.executor.has_work:
             await self.runner.executor.work_one()
+        await self.runner.load_wanted()
+        await self.runner.rows.write()
+
+    async def drain_lookups(self) -> None:
+        """Jobs and clusters that were to be loaded, and rows that were to be written."""
+        while self.scheduler.loops.has_look_ups:
+            await self.scheduler.loops.look_up_batch()
         await self.runner.load_wanted()
         await self.runner.rows.write()
 
