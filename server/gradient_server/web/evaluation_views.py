@@ -8,6 +8,7 @@ import trio
 from pydantic import BaseModel
 
 from gradient_server.domain.job import build_key
+from gradient_server.domain.status import BuildStatus
 from gradient_server.graph.views import BuildView, EvaluationSummary, EvaluationView
 from gradient_server.scheduler.scheduler import Scheduler
 
@@ -66,7 +67,7 @@ class NoteEntry(BaseModel):
 
 
 class OutputEntry(BaseModel):
-    """An output of a build that was asked for; `nar_size` in bytes once it is held."""
+    """An output of a completed build that was asked for; `nar_size` in bytes once it is held."""
 
     attr: str | None
     name: str
@@ -125,7 +126,10 @@ def _encode(view: EvaluationView, scheduler: Scheduler, *, outputs: bool) -> byt
     }
     if outputs:
         names = tuple(OutputEntry.model_fields)
-        answer["outputs"] = [{name: getattr(one, name) for name in names} for one in view.outputs]
+        built = {one.id for one in view.builds if one.status == BuildStatus.COMPLETED}
+        answer["outputs"] = [
+            {name: getattr(one, name) for name in names} for one in view.outputs if one.build in built
+        ]
     return msgspec.json.encode(answer)
 
 
@@ -138,7 +142,7 @@ def _build(one: BuildView, scheduler: Scheduler) -> dict[str, Any]:
         "created_at": one.created_at,
         "finished_at": one.finished_at,
         "worker": one.worker,
-        "stage": stage_of(scheduler, build_key(one.id)) if one.status == "Assigned" else None,
+        "stage": stage_of(scheduler, build_key(one.id)) if one.status == BuildStatus.ASSIGNED else None,
         "error": one.error,
         "attempts": one.attempts,
         "substituted": one.substituted,

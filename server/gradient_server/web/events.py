@@ -39,6 +39,7 @@ SNAPSHOT_EVERY_SECS: Final = 1.0
 # Logs looked at together.
 LOGS_AT_ONCE: Final = 8
 TAIL_BYTES: Final = 8 * 1024
+NOTES_REMEMBERED: Final = 2_000
 
 Json = dict[str, Any]
 
@@ -63,6 +64,7 @@ class _Stream:
         self._services = services
         self._watcher = watcher
         self._running = Running()
+        self._notes: set[tuple[str, str | None, str]] = set()
         self._is_final = False
 
     async def run(self) -> AsyncGenerator[bytes, None]:
@@ -88,6 +90,7 @@ class _Stream:
 
     async def _snapshot(self, view: EvaluationView) -> bytes:
         self._running = Running()
+        self._notes = {(note.level, note.source, note.message) for note in view.notes}
         for build in view.builds:
             key = build_key(build.id)
             self._watcher.note_job(key, build.name, ended=BuildStatus(build.status).is_final)
@@ -103,7 +106,11 @@ class _Stream:
         began = told_at = looked_at = clock.monotonic()
         while not self._services.draining.is_set():
             await watcher.wait(LOOK_EVERY_SECS)
-            told = [self._event(event) for event in watcher.take() if not self._is_final]
+            told = [
+                self._event(event)
+                for event in watcher.take()
+                if not self._is_final and not self._is_known(event)
+            ]
             # Not at every event, for there may be thousands a second.
             if clock.monotonic() - looked_at >= LOOK_EVERY_SECS and not self._is_final:
                 looked_at = clock.monotonic()
@@ -123,6 +130,18 @@ class _Stream:
                     return
                 yield b": still here\n\n"
                 told_at = clock.monotonic()
+
+    def _is_known(self, event: WatchEvent) -> bool:
+        """Whether the reader has this note: workers show notes at once, and store them with their batch."""
+        if not isinstance(event, NoteAdded):
+            return False
+        note = (event.level, event.source, event.message)
+        if note in self._notes:
+            return True
+        if len(self._notes) >= NOTES_REMEMBERED:
+            self._notes.clear()
+        self._notes.add(note)
+        return False
 
     def _event(self, event: WatchEvent) -> bytes:
         if isinstance(event, BuildChanged):

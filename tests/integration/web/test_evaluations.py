@@ -63,18 +63,20 @@ async def test_counts_builds_and_outputs_of_an_evaluation(site: Site) -> None:
         evaluation = make_evaluation(connection, status=EvaluationStatus.BUILDING)
         want(connection, evaluation, make_build(connection, status=BuildStatus.COMPLETED), attr="top")
         want(connection, evaluation, make_build(connection, status=BuildStatus.CREATED))
+        want(connection, evaluation, make_build(connection, status=BuildStatus.FAILED), attr="broken")
         return evaluation
 
     evaluation = await site.services.database.run(graph)
     shown = (await site.reader.get(f"/evaluations/{evaluation}")).json()
     assert EvaluationAnswer.model_validate(shown, strict=True).model_dump() == shown, "as it is described"
-    assert shown["counts"] == {"Completed": 1, "Created": 1}
+    assert shown["counts"] == {"Completed": 1, "Created": 1, "Failed": 1}
     assert [(one["attr"], one["status"], one["stage"]) for one in shown["builds"]] == [
         ("top", "Completed", None),
         (None, "Created", None),
+        ("broken", "Failed", None),
     ]
     assert {"id", "name", "created_at", "worker", "error"} <= set(shown["builds"][0])
-    (output,) = shown["outputs"]
+    (output,) = shown["outputs"]  # what failed has none
     assert output["path"] == store_path(output["name"])
     assert (output["attr"], output["nar_size"], output["contains_store_dir"]) == ("top", None, False)
 

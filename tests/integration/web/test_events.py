@@ -72,6 +72,7 @@ async def test_a_snapshot_then_what_happens_then_the_end(site: Site) -> None:
             [
                 BuildChanged(build, (evaluation,), "b-1", "Failed", "host", "exit status 1", "b"),
                 BuildChanged("other", ("other",), "b-1", "Failed"),
+                NoteAdded(evaluation, "warning", "look", "gradient.toml:1", stored=False),
                 NoteAdded(evaluation, "warning", "look", "gradient.toml:1"),
             ]
         )
