@@ -95,6 +95,7 @@ async def server(url: str, base_dir: Path) -> AsyncIterator[tuple[Services, str]
         listeners = await open_listeners(TcpAddress("127.0.0.1", 0))
         async with trio.open_nursery() as nursery:
             await nursery.start(services.scheduler.run)
+            await nursery.start(services.history.run)
             await nursery.start(services.graces.run)
             await nursery.start(services.uploads.run)
             nursery.start_soon(Door(services).run, listeners, nursery)

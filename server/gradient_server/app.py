@@ -201,6 +201,8 @@ async def _run(
 async def _start_loops(services: Services, loops: trio.Nursery) -> None:
     await loops.start(services.scheduler.run)
     await loops.start(services.clusters.run)
+    await loops.start(services.history.run)
+    await loops.start(services.windows.run)
     await loops.start(services.graces.run)
     await loops.start(partial(reap_forever, services))
     await loops.start(services.uploads.run)

@@ -69,6 +69,13 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def _interval(value: object) -> float:
+    number = _number(value)
+    if number < 1:
+        raise ValueError("a number, 1 or more, is wanted")
+    return number
+
+
 def _switch(value: object) -> bool:
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if isinstance(value, str):
@@ -153,7 +160,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("scheduler.clusterReserveAfterSecs", _number, 600.0, "wait for seats before they are reserved"),
     Option("scheduler.clusterReserveTimeoutSecs", _number, 1800.0, "how long reserved seats are kept"),
     Option("scheduler.clusterBackfill", _absent, None, "cluster jobs"),
-    Option("metrics.instanceIntervalSecs", _absent, None, "scoring by history"),
+    Option("metrics.instanceIntervalSecs", _interval, 30.0, "between two measurements of the instance"),
     Option("retentionDays", _absent, None, "retention"),
 )
 
@@ -190,6 +197,7 @@ class ServerConfig:
     build_inputs_unavailable_max_loops: int
     build_substitute_miss_escalation_threshold: int
     scheduler_scoring_policy: str
+    metrics_instance_interval_secs: float
     scheduler_cluster_prepare_timeout_secs: float
     scheduler_cluster_reserve_after_secs: float
     scheduler_cluster_reserve_timeout_secs: float

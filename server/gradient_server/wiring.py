@@ -18,6 +18,9 @@ from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus
 from gradient_server.graph.jobs import JobDefaults, load_job
 from gradient_server.graph.settings import GraphSettings
+from gradient_server.history.book import HistoryBook
+from gradient_server.history.refresh import HistoryLoader, WindowsPass
+from gradient_server.history.windows import WindowsSnapshot
 from gradient_server.net.announce import announcer
 from gradient_server.net.authority import Authority
 from gradient_server.net.graces import Graces
@@ -58,6 +61,7 @@ def build_services(
         graph_settings=graph_settings,
         load_job=partial(load_job, defaults=defaults),
     )
+    histories = HistoryBook()
     # Subscribes itself to the bus: memory is in step before a worker hears of a change.
     scheduler = Scheduler(
         store=store,
@@ -68,6 +72,7 @@ def build_services(
             download_slots=config.nar_max_concurrent_downloads, upload_slots=config.upload_concurrency
         ),
         policy=policy_by_name(config.scheduler_scoring_policy),
+        histories=histories,
     )
     # Subscribed next, for the same reason.
     clusters = ClusterRunner(
@@ -104,6 +109,13 @@ def build_services(
         draining=trio.Event(),
     )
     services.clusters = clusters
+    services.history = HistoryLoader(database, histories, clock=clock, swap_in=scheduler.set_history)
+    services.windows = WindowsPass(
+        database,
+        clock=clock,
+        interval_secs=config.metrics_instance_interval_secs,
+        publish=partial(_publish_windows, services),
+    )
     services.authority = Authority(services)
     services.graces = Graces(config.proto_reconnect_grace_secs, partial(lose_worker, services))
     services.downloads = Downloads(services)
@@ -117,6 +129,11 @@ def make_ids() -> IdSource:
     spares two system calls for each.
     """
     return IdSource(random_bits=random.Random(secrets.randbits(256)).getrandbits)  # noqa: S311 - no secret
+
+
+def _publish_windows(services: Services, snapshot: WindowsSnapshot) -> None:
+    services.scheduler.set_windows(snapshot.context())
+    services.history.set_durations(snapshot.evaluations)
 
 
 def tune_interpreter() -> None:

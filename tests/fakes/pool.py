@@ -99,6 +99,7 @@ async def running_pool(database: Database, base_dir: Path, **flags: object) -> A
     async with trio.open_nursery() as nursery:
         await nursery.start(services.scheduler.run)
         await nursery.start(services.clusters.run)
+        await nursery.start(services.history.run)
         await nursery.start(services.graces.run)
         await nursery.start(partial(reap_forever, services))
         await nursery.start(services.uploads.run)

@@ -18,6 +18,7 @@ from gradient_server.storage.nar_store import LocalNarStore
 if TYPE_CHECKING:  # these use Services themselves
     from gradient_server.cluster.runner import ClusterRunner
     from gradient_server.graph.settings import GraphSettings
+    from gradient_server.history.refresh import HistoryLoader, WindowsPass
     from gradient_server.net.authority import Authority
     from gradient_server.net.graces import Graces
     from gradient_server.net.sessions import Sessions
@@ -50,6 +51,8 @@ class Services:
     log_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(4))
     # These use the others, so they are set right after.
     clusters: "ClusterRunner" = field(init=False)
+    history: "HistoryLoader" = field(init=False)
+    windows: "WindowsPass" = field(init=False)
     authority: "Authority" = field(init=False)
     graces: "Graces" = field(init=False)
     downloads: "Downloads" = field(init=False)

@@ -20,6 +20,7 @@ from gradient_protocol.messages.worker import AssignJobResponse
 from gradient_server.clock import Clock
 from gradient_server.domain.events import Bus
 from gradient_server.domain.status import AbortReason
+from gradient_server.history.book import HistoryBook
 from gradient_server.scheduler.claims import ClaimRequest, ClaimStore
 from gradient_server.scheduler.decisions import DecisionRing
 from gradient_server.scheduler.members import MemberDesk, NoMembers
@@ -36,6 +37,7 @@ from gradient_server.scheduler.ram import RamNeed
 from gradient_server.scheduler.ranking import Choice, Ranking
 from gradient_server.scheduler.signal import Signal
 from gradient_server.scheduler.tracker import JobTracker
+from gradient_server.scheduler.waiting import WaitingBuilds
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
 from gradient_server.scoring.contexts import InstanceContext
@@ -76,6 +78,8 @@ class Dispatcher:
         self._claimable = Signal()
         self.stopping = False
         self.members: MemberDesk = NoMembers()
+        self.waiting = WaitingBuilds(ranking)
+        self.histories: HistoryBook | None = None
         # Jobs that another got, or that could not start: looked up again at the next tick.
         self.lost: dict[str, None] = {}
 
@@ -95,7 +99,7 @@ class Dispatcher:
         if len(table):
             instance = self.instance()
             now, monotonic = self._clock.now(), self._clock.monotonic()
-            verdict = self._ranking.decide(table, worker, instance, now=now, monotonic=monotonic)
+            verdict = self.waiting.decide(table, worker, instance, now=now, monotonic=monotonic)
             if verdict.decision.considered:
                 self._decisions.record(verdict.decision)
             if verdict.choice is not None:
@@ -153,6 +157,9 @@ class Dispatcher:
         )
         self._tracker.remove(job.job_id)
         self._offers.withdraw(choice.tracked)
+        self.waiting.end_job(job.job_id)
+        if self.histories is not None:
+            self.histories.forget(job)
         self._pool.add(assignment)
         self._to_claim.append(assignment)
         self._claimable.set()

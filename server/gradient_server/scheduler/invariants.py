@@ -45,6 +45,8 @@ def _table(table: JobTable, pool: WorkerPool) -> Iterator[str]:
                 yield f"{job_id} is in no window of {worker_id}"
     if table.ram_bound_jobs != np.count_nonzero(~np.isnan(table.ram_over_mb)):
         yield "jobs bound to RAM are miscounted"
+    if table.unpredicted_jobs != np.count_nonzero(table.unpredicted):
+        yield "jobs whose history is being loaded are miscounted"
     if table.ripe_jobs != np.count_nonzero(table.ripe):
         yield "jobs that may be assigned unscored are miscounted"
 

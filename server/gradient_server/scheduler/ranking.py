@@ -21,12 +21,14 @@ from gradient_server.scoring.breakdown import ScoreBreakdown
 from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.policy import Scores, ScoringPolicy
+from gradient_server.scoring.rules import ResourceSaturationRule
 from gradient_server.scoring.weights import RESCORE_MAX_ROUNDS
 
 __all__ = ["Choice", "Ranking", "Verdict"]
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 _ALL_UNKNOWN = WorkerContext()
+_NO_ROWS: Rows = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A decision and, where one passed, the choice."""
+    """A decision and, where one passed, the choice.
+
+    `short_of_ram`: rows of the table that are held for want of memory, and for nothing else.
+    """
 
     choice: Choice | None
     decision: Decision
+    short_of_ram: Rows
 
 
 class Ranking:
@@ -72,10 +78,31 @@ class Ranking:
     ) -> Verdict:
         """Ranks what waits in `table` for `worker`. `now` is wall time."""
         candidates = self._candidates(table, worker, monotonic)
-        scores, reported = self._score(table, worker, instance, candidates, now)
+        scores, reported = self._score(table, worker.context, worker, instance, candidates, now)
+        return self._verdict(table, worker, candidates, scores, reported, scores.wins, now)
+
+    def decide_one(
+        self, table: JobTable, tracked: Tracked, worker: Worker, instance: InstanceContext, *, now: float
+    ) -> Verdict:
+        """The worker's waiting build alone: chosen unless it is held, for the floor does not apply to it."""
+        only = self._only(table, tracked, worker)
+        context = worker.context_for(tracked.job.job_id)
+        scores, reported = self._score(table, context, worker, instance, only, now)
+        passes = np.ones(1, np.bool_) if scores.vetoed is None else ~scores.vetoed
+        return self._verdict(table, worker, only, scores, reported, passes, now)
+
+    def _verdict(  # noqa: PLR0917 - what one decision consists of
+        self,
+        table: JobTable,
+        worker: Worker,
+        candidates: "_Candidates",
+        scores: Scores,
+        reported: "_Reported",
+        wins: Flags,
+        now: float,
+    ) -> Verdict:
         rows = candidates.rows.tolist()
         job_ids = [table.at(row).job.job_id for row in rows]
-        wins = scores.wins
         chosen = best(scores.total, wins, job_ids)
         vetoed = 0 if scores.vetoed is None else int(np.count_nonzero(scores.vetoed))
         decision = Decision(
@@ -90,8 +117,9 @@ class Ranking:
             below_floor=len(rows) - vetoed - int(np.count_nonzero(wins)),
             detail=DecisionDetail(scores, job_ids),
         )
+        short_of_ram = candidates.rows[_short_of_ram(scores)] if scores.holds else _NO_ROWS
         if chosen is None:
-            return Verdict(None, decision)
+            return Verdict(None, decision, short_of_ram)
         wins[chosen] = False
         second = best(scores.total, wins, job_ids)
         missing_count, missing_nar_size, outputs_present = reported.at(chosen)
@@ -103,7 +131,7 @@ class Ranking:
             missing_nar_size=missing_nar_size,
             outputs_present=outputs_present,
         )
-        return Verdict(choice, decision)
+        return Verdict(choice, decision, short_of_ram)
 
     def allowed(self, table: JobTable, worker: Worker, rows: Rows, monotonic: float) -> Flags:
         """Which of the rows the worker may be given at all."""
@@ -113,6 +141,8 @@ class Ranking:
             tracked = table.get(job_id)
             if worker.is_excluded(job_id, monotonic) and tracked is not None:
                 allowed &= rows != tracked.row
+        if table.unpredicted_jobs:
+            allowed &= ~table.unpredicted[rows]
         if table.ram_bound_jobs:
             allowed &= self._enough_ram(table, worker, rows)
         if table.kind is JobKind.EVAL and not worker.info.can.eval:
@@ -165,9 +195,14 @@ class Ranking:
         self, table: JobTable, tracked: Tracked, worker: Worker, instance: InstanceContext, *, now: float
     ) -> Scores:
         """What the worker would make of one candidate: a batch of one."""
+        context = worker.context_for(tracked.job.job_id)
+        only = self._only(table, tracked, worker)
+        return self._score(table, context, worker, instance, only, now)[0]
+
+    @staticmethod
+    def _only(table: JobTable, tracked: Tracked, worker: Worker) -> "_Candidates":
         place = worker.windows[table.kind].place(tracked.job.job_id)
-        only = _Candidates(np.array([tracked.row]), np.array([place]))
-        return self._score(table, worker, instance, only, now)[0]
+        return _Candidates(np.array([tracked.row]), np.array([place]))
 
     def _candidates(self, table: JobTable, worker: Worker, monotonic: float) -> "_Candidates":
         """What can win at all: the window, and what the policy lets pass unscored.
@@ -189,9 +224,10 @@ class Ranking:
             rows, places = rows[allowed], places[allowed]
         return _Candidates(rows, places)
 
-    def _score(
+    def _score(  # noqa: PLR0917 - what scoring needs to know
         self,
         table: JobTable,
+        context: WorkerContext,
         worker: Worker,
         instance: InstanceContext,
         candidates: "_Candidates",
@@ -212,7 +248,7 @@ class Ranking:
             missing_nar_size=reported.missing_nar_size,
             outputs_present=reported.outputs_present,
         )
-        return self._policy.score_detailed(columns, worker.context, instance), reported
+        return self._policy.score_detailed(columns, context, instance), reported
 
     def _enough_ram(self, table: JobTable, worker: Worker, rows: Rows) -> Flags:
         """After an out-of-memory kill: more RAM than then, while a worker with more is here."""
@@ -226,6 +262,19 @@ class Ranking:
         for place in np.flatnonzero(allowed).tolist():
             if not self.evaluator_is_idle(worker, table.at(rows[place])):
                 allowed[place] = False
+
+
+def _short_of_ram(scores: Scores) -> Flags:
+    """Whom the memory rule holds and no other."""
+    held = np.zeros(len(scores.total), np.bool_)
+    otherwise = held.copy()
+    for name, flags in scores.holds:
+        if name == ResourceSaturationRule.name:
+            held |= flags
+        else:
+            otherwise |= flags
+    flags_alone: Flags = held & ~otherwise
+    return flags_alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from gradient_protocol.messages.worker import (
 from gradient_server.clock import Clock
 from gradient_server.domain.events import AbortWanted, AssignmentClosed, Bus, Event, JobQueued, JobUnqueued
 from gradient_server.domain.job import PendingJob
+from gradient_server.history.book import HistoryBook
 from gradient_server.scheduler.claims import ClaimStore
 from gradient_server.scheduler.decisions import Decision, DecisionRing
 from gradient_server.scheduler.dispatch import Dispatcher
@@ -40,10 +41,11 @@ from gradient_server.scheduler.model import (
 from gradient_server.scheduler.offers import Offers
 from gradient_server.scheduler.ranking import Ranking
 from gradient_server.scheduler.snapshot import PoolSnapshot, take_snapshot
-from gradient_server.scheduler.tracker import JobTracker, Tracked
+from gradient_server.scheduler.tracker import NO_HISTORY, JobTracker, Tracked
 from gradient_server.scheduler.why import WhyAnswer, explain
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import IdleSlot, WorkerPool
+from gradient_server.scoring.contexts import HistoryPrediction, InstanceContext
 from gradient_server.scoring.policy import ScoringPolicy
 
 __all__ = ["Scheduler"]
@@ -65,7 +67,9 @@ class Scheduler:
         ids: IdSource,
         settings: SchedulerSettings,
         policy: ScoringPolicy,
+        histories: HistoryBook | None = None,
     ) -> None:
+        """`histories`: where predictions come from; None, or a policy without history: there are none."""
         self._clock = clock
         self.tracker = JobTracker()
         self.pool = WorkerPool(self.tracker.requirements, settings)
@@ -93,6 +97,8 @@ class Scheduler:
             queue=self._queue,
         )
         self._members: MemberDesk = NoMembers()
+        self._histories = histories if policy.uses_history else None
+        self.dispatcher.histories = self._histories
         bus.subscribe(self.on_event)
 
     def set_members(self, members: MemberDesk) -> None:
@@ -135,7 +141,10 @@ class Scheduler:
             return
         self._unqueue(job.job_id)
         self.dispatcher.lost.pop(job.job_id, None)
-        tracked = self.tracker.add(job, self._clock.now())
+        history: HistoryPrediction | None = NO_HISTORY
+        if self._histories is not None and job.cluster is None:
+            history = self._histories.look(job)
+        tracked = self.tracker.add(job, self._clock.now(), history)
         if tracked is None:
             if job.cluster is not None:
                 self._members.arrived(job)
@@ -150,10 +159,31 @@ class Scheduler:
     def _unqueue(self, job_id: str) -> None:
         if job_id in self.tracker.members:
             self._members.left(job_id)
+        job = self.tracker.get(job_id)
+        if self._histories is not None and job is not None:
+            self._histories.forget(job)
         tracked = self.tracker.remove(job_id)
         if tracked is not None:
             self.offers.withdraw(tracked)
             self.loops.offers_changed.set()
+
+    def set_history(self, job_id: str, history: HistoryPrediction) -> None:
+        """A prediction was loaded: a job that waited for it may be assigned from now on."""
+        tracked = self.tracker.candidate(job_id)
+        if tracked is None or not self.tracker.tables[tracked.job.kind].set_history(job_id, history):
+            return
+        kind = tracked.job.kind
+        if not self.ranking.holds_unscored(kind):
+            self._kick_for(tracked)
+            return
+        for worker_id in tuple(tracked.offered_to):
+            # Scored meanwhile, perhaps.
+            if tracked.row >= 0 and worker_id in self.pool.waiting[kind]:
+                self.dispatcher.try_assign(self.pool.workers[worker_id], kind)
+
+    def set_windows(self, windows: InstanceContext) -> None:
+        """Swaps in what the instance has measured."""
+        self.pool.set_windows(windows)
 
     def _kick_for(self, tracked: Tracked) -> None:
         """A new job that needs no score: workers that wait may take it now."""
@@ -172,6 +202,8 @@ class Scheduler:
         assignment = self.pool.remove(assignment_id)
         if assignment is None:
             return
+        if self._histories is not None and assignment.job is not None:
+            self._histories.ended(assignment.job)
         if assignment.requeued:
             self.loops.look_up(assignment.job_id)
         worker = self.pool.workers.get(assignment.worker_id)
@@ -231,6 +263,7 @@ class Scheduler:
         """The session ended. What the worker has stays assigned, for the grace."""
         worker = self.pool.disconnect(worker_id)
         if worker is not None:
+            self.dispatcher.waiting.end_worker(worker_id)
             self.offers.close(worker)
             self._members.worker_disconnected(worker_id)
 
@@ -280,6 +313,7 @@ class Scheduler:
         if worker is None:
             return
         worker.draining = reason
+        self.dispatcher.waiting.end_worker(worker_id)
         self.offers.empty(worker)
         for kind in JobKind:
             self.pool.settle(worker, kind)

@@ -21,7 +21,7 @@ from gradient_server.scoring.columns import Field, Flags, Vector, field_values
 from gradient_server.scoring.contexts import HistoryPrediction
 from gradient_server.scoring.weights import RESCORE_MAX_ROUNDS
 
-__all__ = ["JobTable", "JobTracker", "Tracked"]
+__all__ = ["NO_HISTORY", "JobTable", "JobTracker", "Tracked"]
 
 NO_HISTORY = HistoryPrediction()
 _FIRST_CAPACITY = 64
@@ -71,6 +71,9 @@ class JobTable:
         # RAM that a worker must exceed after an out-of-memory kill; NaN for none.
         self._ram_over_mb: Vector = np.full(_FIRST_CAPACITY, np.nan)
         self.ram_bound_jobs = 0
+        # Jobs whose history is being loaded: they are offered, and not yet assigned.
+        self._unpredicted: Flags = np.zeros(_FIRST_CAPACITY, np.bool_)
+        self.unpredicted_jobs = 0
         # Jobs that have waited enough rounds to be assigned unscored.
         self.ripe_jobs = 0
 
@@ -117,14 +120,22 @@ class JobTable:
         """RAM that a worker must exceed, NaN for none; a view."""
         return self._ram_over_mb[: len(self._rows)]
 
-    def add(self, job: PendingJob, history: HistoryPrediction = NO_HISTORY) -> Tracked:
-        """Adds a job that is not there yet."""
+    @property
+    def unpredicted(self) -> Flags:
+        """The rows whose history is being loaded; a view."""
+        return self._unpredicted[: len(self._rows)]
+
+    def add(self, job: PendingJob, history: HistoryPrediction | None = NO_HISTORY) -> Tracked:
+        """Adds a job that is not there yet. `history` None: it is being loaded."""
         if job.job_id in self._by_id:
             raise ValueError(f"{job.job_id} is tracked already")
         row = len(self._rows)
         if row == self._matrix.shape[1]:
             self._grow()
         requirement_id = self._requirements.acquire(Requirement.of(job))
+        self._unpredicted[row] = history is None
+        self.unpredicted_jobs += history is None
+        history = NO_HISTORY if history is None else history
         tracked = Tracked(job, history, row, requirement_id)
         self._rows.append(tracked)
         self._by_id[job.job_id] = tracked
@@ -143,10 +154,12 @@ class JobTable:
             return None
         row, last = tracked.row, len(self._rows) - 1
         is_ripe = bool(self._matrix[Field.RESCORE_COUNT, row] >= RESCORE_MAX_ROUNDS)
+        self.unpredicted_jobs -= bool(self._unpredicted[row])
         moved = self._rows.pop()
         if row != last:
             self._rows[row] = moved
             moved.row = row
+            self._unpredicted[row] = self._unpredicted[last]
             self._matrix[:, row] = self._matrix[:, last]
             self._requirement_ids[row] = self._requirement_ids[last]
             self._offer_counts[row] = self._offer_counts[last]
@@ -172,15 +185,19 @@ class JobTable:
         self.matrix[Field.RESCORE_COUNT] += 1.0
         self.ripe_jobs = int(np.count_nonzero(self.ripe))
 
-    def set_history(self, job_id: str, history: HistoryPrediction) -> None:
-        """Swaps in a fresh prediction; everything else of the row stays."""
+    def set_history(self, job_id: str, history: HistoryPrediction) -> bool:
+        """Swaps in a fresh prediction; everything else of the row stays. True: the job waited for it."""
         tracked = self._by_id.get(job_id)
         if tracked is None:
-            return
+            return False
+        waited = bool(self._unpredicted[tracked.row])
+        self._unpredicted[tracked.row] = False
+        self.unpredicted_jobs -= waited
         tracked.history = history
         fresh = field_values(tracked.job, history)
         history_rows = slice(Field.HISTORY_PEAK_RAM_MB, Field.HISTORY_SAMPLES + 1)
         self._matrix[history_rows, tracked.row] = fresh[history_rows]
+        return waited
 
     def _grow(self) -> None:
         size = self._matrix.shape[1]
@@ -190,6 +207,7 @@ class JobTable:
         self._requirement_ids = np.concatenate([self._requirement_ids, np.zeros(size, np.intp)])
         self._offer_counts = np.concatenate([self._offer_counts, np.zeros(size, np.intp)])
         self._ram_over_mb = np.concatenate([self._ram_over_mb, np.full(size, np.nan)])
+        self._unpredicted = np.concatenate([self._unpredicted, np.zeros(size, np.bool_)])
 
 
 class JobTracker:
@@ -224,8 +242,13 @@ class JobTracker:
                 return tracked
         return None
 
-    def add(self, job: PendingJob, now: float, history: HistoryPrediction = NO_HISTORY) -> Tracked | None:
-        """Tracks a job that is not tracked yet. None: it is no candidate now. `now` is wall time."""
+    def add(
+        self, job: PendingJob, now: float, history: HistoryPrediction | None = NO_HISTORY
+    ) -> Tracked | None:
+        """Tracks a job that is not tracked yet. None: it is no candidate now. `now` is wall time.
+
+        `history` None: it is being loaded.
+        """
         if job.job_id in self:
             raise ValueError(f"{job.job_id} is tracked already")
         if job.cluster is not None:

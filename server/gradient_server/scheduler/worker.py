@@ -1,7 +1,7 @@
 """One connected worker: slots, wishes, window, live figures and what it has been assigned."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,9 @@ class Worker:
         self._live = WorkerMetricsView()
         self._measures_builds = info.capabilities.build_memory
         self.reserved = Reserved()
+        # The build that the worker waits for, and the MB kept free for it.
+        self._waits_for: str | None = None
+        self._kept_mb = 0.0
         self._context: WorkerContext | None = None
 
     @property
@@ -114,6 +117,19 @@ class Worker:
         if self._context is None:
             self._context = self._make_context()
         return self._context
+
+    def context_for(self, job_id: str) -> WorkerContext:
+        """As rules read it of this job: what is kept free for the job itself is free."""
+        if job_id != self._waits_for:
+            return self.context
+        metrics = replace(self.context.metrics, ram_reserved_for_waiting_build_mb=0.0)
+        return replace(self.context, metrics=metrics)
+
+    def keep_ram(self, job_id: str | None, kept_mb: float) -> None:
+        """Keeps memory free for the build that the worker waits for; None and 0 end that."""
+        if (job_id, kept_mb) != (self._waits_for, self._kept_mb):
+            self._waits_for, self._kept_mb = job_id, kept_mb
+            self._context = None
 
     @property
     def ram_releasable_mb(self) -> float:
@@ -213,5 +229,6 @@ class Worker:
                 assigned_jobs=len(self.assigned),
                 ram_reserved_mb=self.reserved.reserved_mb,
                 ram_reserved_unused_mb=self.reserved.unused_mb,
+                ram_reserved_for_waiting_build_mb=self._kept_mb,
             ),
         )

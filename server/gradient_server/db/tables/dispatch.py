@@ -5,7 +5,11 @@ import sqlalchemy as sa
 from gradient_server.db.tables.base import BigKey, Time, check_in, metadata
 from gradient_server.domain.status import AssignmentStatus
 
-__all__ = ["derivation_metric", "dispatched_job", "evaluation_metric", "span"]
+__all__ = ["WINDOW_SPANS", "derivation_metric", "dispatched_job", "evaluation_metric", "span"]
+
+# The kinds of span that the instance windows read, as an SQL list (scoring.md, "Instance Windows").
+WINDOW_SPANS = "'NarFetch', 'NarPush', 'Prefetch', 'SubstituteFetch'"
+_WAITED = "derivation_build IS NOT NULL AND ready_at IS NOT NULL AND cluster_role IS NULL"
 
 dispatched_job = sa.Table(
     "dispatched_job",
@@ -69,7 +73,23 @@ dispatched_job = sa.Table(
         sqlite_where=sa.text("finished_at IS NULL"),
         postgresql_where=sa.text("finished_at IS NULL"),
     ),
-    sa.Index("idx-dispatched_job-assigned", "assigned_at"),
+    # What the windows average, whole: rows are wide, and a day has many.
+    sa.Index(
+        "idx-dispatched_job-windows",
+        "assigned_at",
+        "ready_at",
+        "missing_nar_size",
+        "missing_count",
+        "dependency_count",
+        sqlite_where=sa.text(_WAITED),
+        postgresql_where=sa.text(_WAITED),
+    ),
+    sa.Index(
+        "idx-dispatched_job-evaluated",
+        "finished_at",
+        sqlite_where=sa.text("evaluation IS NOT NULL"),
+        postgresql_where=sa.text("evaluation IS NOT NULL"),
+    ),
 )
 
 span = sa.Table(
@@ -87,7 +107,17 @@ span = sa.Table(
     sa.Column("stored_bytes", sa.BigInteger),
     sa.Column("paths", sa.Integer),
     sa.Index("idx-span-assignment", "assignment", "position"),
-    sa.Index("idx-span-kind-end", "kind", "end"),
+    sa.Index(
+        "idx-span-windows",
+        "kind",
+        "end",
+        "start",
+        "nar_bytes",
+        "stored_bytes",
+        "paths",
+        sqlite_where=sa.text(f"kind IN ({WINDOW_SPANS})"),
+        postgresql_where=sa.text(f"kind IN ({WINDOW_SPANS})"),
+    ),
 )
 
 # One row a real build (scoring.md, History and Closure Size).

@@ -602,7 +602,24 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk-dispatched_job")),
     )
     with op.batch_alter_table("dispatched_job", schema=None) as batch_op:
-        batch_op.create_index("idx-dispatched_job-assigned", ["assigned_at"], unique=False)
+        batch_op.create_index(
+            "idx-dispatched_job-evaluated",
+            ["finished_at"],
+            unique=False,
+            sqlite_where=sa.text("evaluation IS NOT NULL"),
+            postgresql_where=sa.text("evaluation IS NOT NULL"),
+        )
+        batch_op.create_index(
+            "idx-dispatched_job-windows",
+            ["assigned_at", "ready_at", "missing_nar_size", "missing_count", "dependency_count"],
+            unique=False,
+            sqlite_where=sa.text(
+                "derivation_build IS NOT NULL AND ready_at IS NOT NULL AND cluster_role IS NULL"
+            ),
+            postgresql_where=sa.text(
+                "derivation_build IS NOT NULL AND ready_at IS NOT NULL AND cluster_role IS NULL"
+            ),
+        )
         batch_op.create_index(
             batch_op.f("idx-dispatched_job-cluster_attempt"), ["cluster_attempt"], unique=False
         )
@@ -710,13 +727,19 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("span", schema=None) as batch_op:
         batch_op.create_index("idx-span-assignment", ["assignment", "position"], unique=False)
-        batch_op.create_index("idx-span-kind-end", ["kind", "end"], unique=False)
+        batch_op.create_index(
+            "idx-span-windows",
+            ["kind", "end", "start", "nar_bytes", "stored_bytes", "paths"],
+            unique=False,
+            sqlite_where=sa.text("kind IN ('NarFetch', 'NarPush', 'Prefetch', 'SubstituteFetch')"),
+            postgresql_where=sa.text("kind IN ('NarFetch', 'NarPush', 'Prefetch', 'SubstituteFetch')"),
+        )
 
 
 def downgrade() -> None:
     """Undoes the revision."""
     with op.batch_alter_table("span", schema=None) as batch_op:
-        batch_op.drop_index("idx-span-kind-end")
+        batch_op.drop_index("idx-span-windows")
         batch_op.drop_index("idx-span-assignment")
 
     op.drop_table("span")
@@ -749,7 +772,8 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("idx-dispatched_job-evaluation"))
         batch_op.drop_index(batch_op.f("idx-dispatched_job-derivation_build"))
         batch_op.drop_index(batch_op.f("idx-dispatched_job-cluster_attempt"))
-        batch_op.drop_index("idx-dispatched_job-assigned")
+        batch_op.drop_index("idx-dispatched_job-windows")
+        batch_op.drop_index("idx-dispatched_job-evaluated")
 
     op.drop_table("dispatched_job")
     op.drop_table("cluster_signal")
