@@ -45,10 +45,9 @@ _NEW_BUILD = sql.statement(
     " CAST(:now AS DOUBLE PRECISION), 0, 0, 0, 0, FALSE FROM derivation_build WHERE id = :old",
 )
 _SEAT = sql.statement("UPDATE cluster_member SET derivation_build = :new WHERE derivation_build = :old")
-_OPEN_EVALUATION = "evaluation IN (SELECT v.id FROM evaluation v WHERE v.finished_at IS NULL)"
 _MOVE_WISHES = sql.statement(
-    "UPDATE build_job SET build = :new, outcome = NULL, finished_at = NULL"  # noqa: S608 - own words only
-    f" WHERE build = :old AND {_OPEN_EVALUATION}"
+    "UPDATE build_job SET build = :new, outcome = NULL, finished_at = NULL WHERE build = :old"
+    " AND EXISTS (SELECT 1 FROM evaluation v WHERE v.id = build_job.evaluation AND v.finished_at IS NULL)"
 )
 _WISH_ALL = sql.statement(
     "INSERT INTO build_job (evaluation, derivation, build)"

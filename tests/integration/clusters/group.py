@@ -1,10 +1,12 @@
 """A pool with clusters: what the cluster's runner would do to the database, one call each."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+import trio
 from gradient_protocol.kinds import FailureKind
 from gradient_protocol.messages.shapes import Cluster, ClusterMember, Derivation, SignalTarget
 from gradient_protocol.messages.worker import ClusterSignalReport
@@ -22,7 +24,7 @@ from gradient_server.graph.verdicts import Settlement
 from tests.fixtures.graph import store_path
 from tests.integration.graph.pool import INSTANCE, Pool, derivation, hash_of
 
-__all__ = ["ClusterPool", "Group", "cluster", "members"]
+__all__ = ["INSTANCE", "ClusterPool", "Group", "cluster", "members", "race"]
 
 
 def cluster(
@@ -246,3 +248,25 @@ class ClusterPool(Pool):
 
     async def open_rows(self) -> int:
         return int(await self.scalar("SELECT COUNT(*) FROM dispatched_job WHERE finished_at IS NULL"))
+
+
+async def race(pool: ClusterPool, *contenders: Callable[[sa.Connection], object]) -> list[object]:
+    """All at once: on PostgreSQL each is inside its transaction before the first goes on."""
+    barrier = threading.Barrier(len(contenders) if pool.database.dialect == "postgresql" else 1)
+    answers: list[object] = [None] * len(contenders)
+
+    async def contend(place: int, fn: Callable[[sa.Connection], object]) -> None:
+        tries: list[int] = []
+
+        def attempt(connection: sa.Connection) -> object:
+            if not tries:
+                tries.append(1)
+                barrier.wait(10)
+            return fn(connection)
+
+        answers[place] = await pool.run(attempt)
+
+    async with trio.open_nursery() as nursery:
+        for place, contender in enumerate(contenders):
+            nursery.start_soon(contend, place, contender)
+    return answers

@@ -1,12 +1,9 @@
 """Claim, start and close of attempts (cluster-jobs.md): each whole or not at all, on both databases."""
 
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-import trio
 from gradient_protocol.kinds import FailureKind
 from gradient_server.db.queries import claims, instances
 from gradient_server.db.queries.clusters import (
@@ -23,30 +20,8 @@ from gradient_server.graph.resume import resume
 from gradient_server.graph.settle import abort_cluster
 
 from tests.fixtures.kill import assert_atomic, dump
-from tests.integration.clusters.group import INSTANCE, ClusterPool, cluster, members
+from tests.integration.clusters.group import INSTANCE, ClusterPool, cluster, members, race
 from tests.integration.graph.pool import derivation
-
-
-async def race(pool: ClusterPool, *contenders: Callable[[sa.Connection], object]) -> list[object]:
-    """All at once: on PostgreSQL each is inside its transaction before the first goes on."""
-    barrier = threading.Barrier(len(contenders) if pool.database.dialect == "postgresql" else 1)
-    answers: list[object] = [None] * len(contenders)
-
-    async def contend(place: int, fn: Callable[[sa.Connection], object]) -> None:
-        tries: list[int] = []
-
-        def attempt(connection: sa.Connection) -> object:
-            if not tries:
-                tries.append(1)
-                barrier.wait(10)
-            return fn(connection)
-
-        answers[place] = await pool.run(attempt)
-
-    async with trio.open_nursery() as nursery:
-        for place, contender in enumerate(contenders):
-            nursery.start_soon(contend, place, contender)
-    return answers
 
 
 async def pair(pool: ClusterPool, **fields: object) -> str:
