@@ -76,6 +76,7 @@ async def over_the_wire(
             "at_once": at_once,
             "secs": secs,
         }
+        cpu_began = time.process_time()
         profiler = cProfile.Profile() if profile else None
         if profiler is not None:
             profiler.enable()
@@ -88,6 +89,7 @@ async def over_the_wire(
             profiler.disable()
             profiler.dump_stats(str(profile))
         result: dict[str, Any] = json.loads(done.stdout)
+        cpu_ms = (time.process_time() - cpu_began) * 1000
         started: dict[str, float] = result.pop("started")
         waits = sorted((at - planned[attempt]) * 1000 for attempt, at in started.items())
         nursery.cancel_scope.cancel()
@@ -95,6 +97,7 @@ async def over_the_wire(
         "members": members,
         "clusters_at_once": at_once,
         **result,
+        "server_cpu_ms_per_cluster": round(cpu_ms / max(1, result["clusters_in_all"]), 2),
         "start_p50_ms": round(waits[len(waits) // 2], 2),
         "start_p99_ms": round(waits[int(len(waits) * 0.99)], 2),
     }

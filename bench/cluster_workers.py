@@ -185,7 +185,12 @@ async def main() -> None:
             seen.measuring = False
             elapsed = time.perf_counter() - begin
             rate = round(seen.measured_clusters / elapsed, 1)
-            result = {"clusters": seen.measured_clusters, "clusters_per_sec": rate, "started": seen.started}
+            result = {
+                "clusters": seen.measured_clusters,
+                "clusters_in_all": seen.ended,
+                "clusters_per_sec": rate,
+                "started": seen.started,
+            }
             print(json.dumps(result), flush=True)
             scope.cancel()
 

@@ -2,6 +2,7 @@
 Aging Reservations). Decides alone; the runner takes the seats, and may find one gone.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from gradient_protocol.kinds import JobKind
 
 from gradient_server.cluster.book import ClusterBook, Entry
 from gradient_server.cluster.floor import Floor
-from gradient_server.cluster.planner import Flags, Placement, Request, place, plan
+from gradient_server.cluster.planner import Flags, Placement, Request, place
 from gradient_server.cluster.reservation import Release, ReservationDesk, ReservedSeat
 from gradient_server.domain.cluster import MemberInfo
 from gradient_server.domain.job import PendingJob
@@ -69,25 +70,53 @@ def plan_pass(
         outcome.unseated = tuple(entry.info.id for entry in waiting)
         return outcome
     idle = floor.idle(idle_slots)
-    requests = {entry.info.id: _request(entry, floor, excluded) for entry in waiting}
+    requests = _Requests(floor, excluded)
     holder = _commit_reservation(book, floor, desk, requests=requests, idle=idle, now=now)
     if holder is not None:
         outcome.attempts.append(holder)
-    unreserved = ~floor.flags(desk.workers)
     held_by = None if desk.held is None else desk.held.cluster_id
-    order = [request for cluster_id, request in requests.items() if cluster_id != held_by]
-    placed = plan(order, {kind: flags & unreserved for kind, flags in idle.items()}, floor.zones)
-    for cluster_id, placement in placed.items():
-        outcome.attempts.append(_planned(book.clusters[cluster_id], floor, placement))
-        for flags in idle.values():
-            flags[list(placement.columns)] = False
+    unreserved = ~floor.flags(desk.workers)
+    free = {kind: flags & unreserved for kind, flags in idle.items()}
+    for entry in waiting:
+        if entry.info.id == held_by:
+            continue
+        placement = _seat(entry, requests, free, floor)
+        if placement is not None:
+            outcome.attempts.append(_planned(entry, floor, placement))
+            for flags in (*free.values(), *idle.values()):
+                flags[list(placement.columns)] = False
     started = {attempt.cluster_id for attempt in outcome.attempts}
-    outcome.unseated = tuple(cluster_id for cluster_id in requests if cluster_id not in started)
+    unseated = [entry for entry in waiting if entry.info.id not in started]
+    outcome.unseated = tuple(entry.info.id for entry in unseated)
     if desk.held is None and may_reserve:
-        outcome.reserved = _reserve(
-            book, floor, desk, requests=requests, unseated=outcome.unseated, idle=idle, now=now
-        )
+        outcome.reserved = _reserve(floor, desk, requests=requests, unseated=unseated, idle=idle, now=now)
     return outcome
+
+
+class _Requests:
+    """What the planner is asked for each cluster, made where it is needed."""
+
+    def __init__(self, floor: Floor, excluded: Mapping[str, Collection[str]]) -> None:
+        self._floor = floor
+        self._excluded = excluded
+        self._made: dict[str, Request] = {}
+
+    def of(self, entry: Entry) -> Request:
+        """The request of a cluster that can start."""
+        request = self._made.get(entry.info.id)
+        if request is None:
+            request = self._made[entry.info.id] = _request(entry, self._floor, self._excluded)
+        return request
+
+
+def _seat(entry: Entry, requests: _Requests, free: Mapping[JobKind, Flags], floor: Floor) -> Placement | None:
+    """A full placement over the free seats. Most clusters of a full pool are passed over by a count."""
+    wanted = Counter(job.kind for job in entry.arrived.values())
+    if any(np.count_nonzero(free[kind]) < count for kind, count in wanted.items()):
+        return None
+    request = requests.of(entry)
+    usable = _usable(request, free)
+    return place(usable, request.missing_bytes, floor.zones, same_zone=request.same_zone)
 
 
 def _ended(book: ClusterBook, floor: Floor, desk: ReservationDesk, now: float) -> Release | None:
@@ -149,15 +178,16 @@ def _commit_reservation(
     floor: Floor,
     desk: ReservationDesk,
     *,
-    requests: Mapping[str, Request],
+    requests: _Requests,
     idle: Mapping[JobKind, Flags],
     now: float,
 ) -> PlannedAttempt | None:
     """The holder's attempt once its seats are idle, or others line up before them."""
     held = desk.held
-    if held is None or held.cluster_id not in requests:
+    entry = None if held is None else book.get(held.cluster_id)
+    if held is None or entry is None or not entry.can_start(now):
         return None
-    entry, request = book.clusters[held.cluster_id], requests[held.cluster_id]
+    request = requests.of(entry)
     if held.replan:
         placement = _best_seats(floor, desk, request, idle, now)
         if placement is not None:
@@ -179,24 +209,22 @@ def _commit_reservation(
 
 
 def _reserve(
-    book: ClusterBook,
     floor: Floor,
     desk: ReservationDesk,
     *,
-    requests: Mapping[str, Request],
-    unseated: Sequence[str],
+    requests: _Requests,
+    unseated: Sequence[Entry],
     idle: Mapping[JobKind, Flags],
     now: float,
 ) -> str | None:
     """Grants the reservation to the first that has waited long enough and could be seated at all."""
-    for cluster_id in unseated:
-        entry = book.clusters[cluster_id]
+    for entry in unseated:
         if not desk.has_aged(entry.ready_since, now):
             continue
-        placement = _best_seats(floor, desk, requests[cluster_id], idle, now)
+        placement = _best_seats(floor, desk, requests.of(entry), idle, now)
         if placement is not None:
-            desk.grant(cluster_id, _reserved_seats(entry, floor, placement), now)
-            return cluster_id
+            desk.grant(entry.info.id, _reserved_seats(entry, floor, placement), now)
+            return entry.info.id
     return None
 
 

@@ -6,7 +6,6 @@ matched on its own, and the cheapest of those that seat every member wins. Clust
 order given, and a worker that is seated for one is not offered to the next.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from gradient_protocol.kinds import JobKind
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["Flags", "Placement", "Request", "Vector", "Zones", "place", "plan", "seatable"]
+__all__ = ["Flags", "Placement", "Request", "Vector", "Zones", "place", "seatable"]
 
 Flags = npt.NDArray[np.bool_]
 Vector = npt.NDArray[np.float64]
@@ -71,24 +70,6 @@ class Zones:
     def columns(self, place: int) -> Columns:
         """The columns of the zone at `place` in `codes`."""
         return self.order[self.starts[place] : self.starts[place + 1]]
-
-
-def plan(requests: Sequence[Request], idle: Mapping[JobKind, Flags], zones: Zones) -> dict[str, Placement]:
-    """The placements of one pass by cluster id; clusters without a full one are left out.
-
-    `idle` is (workers,) for each kind.
-    """
-    free = {kind: flags.copy() for kind, flags in idle.items()}
-    placed: dict[str, Placement] = {}
-    for request in requests:
-        usable = request.able & np.stack([free[kind] for kind in request.kinds])
-        placement = place(usable, request.missing_bytes, zones, same_zone=request.same_zone)
-        if placement is None:
-            continue
-        placed[request.cluster_id] = placement
-        for flags in free.values():
-            flags[list(placement.columns)] = False
-    return placed
 
 
 def place(usable: Flags, cost: Vector, zones: Zones, *, same_zone: bool) -> Placement | None:

@@ -4,9 +4,16 @@ from itertools import permutations
 
 import numpy as np
 from gradient_protocol.kinds import JobKind
-from gradient_server.cluster.planner import Request, Zones, place, plan, seatable
+from gradient_server.cluster.book import ClusterBook
+from gradient_server.cluster.dispatch import plan_pass
+from gradient_server.cluster.floor import Floor
+from gradient_server.cluster.planner import Zones, place, seatable
+from gradient_server.cluster.reservation import ReservationDesk
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.fakes.cluster import cluster_info
+from tests.fakes.scheduler import build, worker
 
 
 @st.composite
@@ -72,27 +79,58 @@ def test_leaving_out_columns_that_cannot_matter_costs_nothing(members: int, work
                 assert other in found.columns or cost[row, other] >= cost[row, column]
 
 
-@given(st.lists(st.tuples(floors(), st.booleans()), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-def test_no_seat_is_offered_twice_and_every_seat_was_idle(
-    wanted: list[tuple[tuple[np.ndarray, np.ndarray, np.ndarray], bool]], seed: int
+SLOT = st.tuples(st.integers(0, 7), st.sampled_from(JobKind))
+MEMBER = st.tuples(st.sampled_from(JobKind), st.sampled_from([(), ("kvm",)]))
+
+
+@given(
+    hosts=st.lists(st.tuples(st.sampled_from([None, "x", "y"]), st.booleans()), min_size=1, max_size=8),
+    slots=st.sets(SLOT),
+    wanted=st.lists(st.tuples(st.lists(MEMBER, min_size=1, max_size=3), st.booleans()), max_size=4),
+    ages=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_no_seat_is_offered_twice_and_every_seat_is_idle_able_and_unreserved(
+    hosts: list[tuple[str | None, bool]],
+    slots: set[tuple[int, JobKind]],
+    wanted: list[tuple[list[tuple[JobKind, tuple[str, ...]]], bool]],
+    ages: list[bool],
 ) -> None:
-    workers = max(floor[0].shape[1] for floor, _ in wanted)
-    random = np.random.default_rng(seed)
-    idle = {kind: random.random(workers) < 0.7 for kind in JobKind}
-    requests = []
-    for number, (floor, same_zone) in enumerate(wanted):
-        able = np.zeros((len(floor[0]), workers), np.bool_)
-        able[:, : floor[0].shape[1]] = floor[0]
-        kinds = tuple(JobKind.BUILD if random.random() < 0.7 else JobKind.EVAL for _ in able)
-        requests.append(Request(str(number), same_zone, kinds, able, np.zeros(able.shape)))
-    placed = plan(requests, idle, Zones.of(random.integers(0, 2, workers)))
-    seats = [column for placement in placed.values() for column in placement.columns]
-    assert len(seats) == len(set(seats))
-    for request in requests:
-        if request.cluster_id in placed:
-            for row, column in enumerate(placed[request.cluster_id].columns):
-                assert idle[request.kinds[row]][column]
-                assert request.able[row, column]
+    floor, book = Floor(), ClusterBook()
+    for number, (zone, kvm) in enumerate(hosts):
+        floor.connect(worker(f"w{number}", zone=zone, system_features=["kvm"] if kvm else []))
+    for number, (members, same_zone) in enumerate(wanted):
+        info = cluster_info(f"k{number}", members=len(members), same_zone=same_zone, created_at=number)
+        book.learn(info, 0.0)
+        for member, (kind, features) in zip(info.members, members, strict=True):
+            job = build(
+                member.job_key.removeprefix("build:"),
+                cluster=info.id,
+                kind=kind,
+                features=frozenset(features),
+            )
+            book.arrive(job, 0.0 if ages[number] else 900.0)
+    desk = ReservationDesk(after_secs=600.0, timeout_secs=1800.0)
+    idle = {(f"w{number}", kind) for number, kind in slots if number < len(hosts)}
+    outcome = plan_pass(book, floor, desk, idle_slots=idle, excluded={}, now=1000.0)
+    seats = [seat for attempt in outcome.attempts for seat in attempt.seats]
+    assert len({seat.worker_id for seat in seats}) == len(seats)
+    for attempt in outcome.attempts:
+        info = book.clusters[attempt.cluster_id].info
+        assert [seat.member for seat in attempt.seats] == list(info.members)
+        zones = {floor.info(seat.worker_id).capabilities.zone for seat in attempt.seats}
+        assert len(zones) == 1 or not info.same_zone
+    for seat in seats:
+        assert (seat.worker_id, seat.job.kind) in idle
+        assert seat.job.features <= set(floor.info(seat.worker_id).capabilities.system_features)
+    assert {attempt.cluster_id for attempt in outcome.attempts}.isdisjoint(outcome.unseated)
+    if desk.held is not None:
+        assert ages[int(desk.held.cluster_id[1:])]
+        # With every slot idle again, the holder starts, and the others keep off its seats.
+        reserved = desk.workers
+        again = plan_pass(book, floor, desk, idle_slots=idle, excluded={}, now=1001.0)
+        for attempt in again.attempts:
+            if desk.held is not None and attempt.cluster_id != desk.held.cluster_id:
+                assert reserved.isdisjoint(seat.worker_id for seat in attempt.seats)
 
 
 @given(floors())
