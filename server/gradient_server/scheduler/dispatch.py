@@ -36,7 +36,7 @@ from gradient_server.scheduler.offers import Offers
 from gradient_server.scheduler.ram import RamNeed
 from gradient_server.scheduler.ranking import Choice, Ranking
 from gradient_server.scheduler.signal import Signal
-from gradient_server.scheduler.tracker import JobTracker
+from gradient_server.scheduler.tracker import JobTable, JobTracker
 from gradient_server.scheduler.waiting import WaitingBuilds
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
@@ -97,18 +97,26 @@ class Dispatcher:
             return False
         table = self._tracker.tables[kind]
         if len(table):
-            instance = self.instance()
-            now, monotonic = self._clock.now(), self._clock.monotonic()
-            verdict = self.waiting.decide(table, worker, instance, now=now, monotonic=monotonic)
-            if verdict.decision.considered:
-                self._decisions.record(verdict.decision)
-            if verdict.choice is not None:
-                self._take(worker, verdict.choice, instance)
+            if self._choose(table, worker):
                 return True
             self._offers.hurry(worker)
             if widen and not worker.windows[kind].unscored:
                 self.offer_next(worker, kind)
         return False
+
+    def _choose(self, table: JobTable, worker: Worker) -> bool:
+        """One round of the worker; False if no job passed."""
+        if not self._ranking.any_can_win(table, worker) and self.waiting.build_of(worker.id) is None:
+            return False
+        instance = self.instance()
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        verdict = self.waiting.decide(table, worker, instance, now=now, monotonic=monotonic)
+        if verdict.decision.considered:
+            self._decisions.record(verdict.decision)
+        if verdict.choice is None:
+            return False
+        self._take(worker, verdict.choice, instance)
+        return True
 
     def offer_next(self, worker: Worker, kind: JobKind) -> None:
         """The next candidates for a worker, best first by what is the same for all."""

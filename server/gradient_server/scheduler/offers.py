@@ -1,7 +1,9 @@
 """The windows: who is offered which candidates, and the messages that keep the workers' copies.
 
 A candidate goes first to at most 32 eligible workers, those that wait before those whose slot is
-expected next. A worker that finds nothing gets the next 64 by worker-independent score. What is
+expected next. Each offer is scored by its worker and taken back from all but one, so a queue that is
+longer than the pool can look at is spread: few workers get each candidate, and every worker enough
+to choose from. A worker that finds nothing gets the next 64 by worker-independent score. What is
 said to a worker that waits is said at once; to one that is busy, gathered for a moment, so that a
 fast queue does not cost a message for each job and worker.
 """
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import msgspec
+from gradient_protocol.kinds import JobKind
 from gradient_protocol.limits import MAX_OFFER_BYTES, MAX_WINDOW_CANDIDATES
 from gradient_protocol.messages.server import Candidate, JobListChunk, JobOffer, RevokeJob
 
@@ -22,8 +25,8 @@ from gradient_server.scheduler.worker_pool import WorkerPool
 __all__ = ["WINDOW_ENOUGH", "Offers", "next_chunk"]
 
 # A worker whose window holds this many is passed over once a few others were offered.
-WINDOW_ENOUGH: Final = 32
-_FEW_WORKERS: Final = 8
+WINDOW_ENOUGH: Final = 16
+_FEW_WORKERS: Final = 2
 # Who has enough is not looked for through the whole pool.
 _PASSED_OVER: Final = 8
 _OVERHEAD_BYTES: Final = 64  # a message's own names
@@ -62,6 +65,8 @@ class Offers:
         # Workers with something to be told: at once, or in a moment.
         self.urgent: dict[str, None] = {}
         self.gathered: dict[str, None] = {}
+        # Workers whose window fell below `WINDOW_ENOUGH`, in that order; some may have enough again.
+        self._hungry: dict[JobKind, dict[str, None]] = {kind: {} for kind in JobKind}
         self.offers_made = 0
 
     # Windows
@@ -71,9 +76,22 @@ class Offers:
         self._pool.intern_fresh()
         kind = tracked.job.kind
         waiting = self._pool.waiting[kind]
-        passed_over = 0
         others = (one for one in self._pool.by_expected[kind] if one not in waiting)
-        for worker_id in itertools.chain(waiting, others):
+        spread = self._spread(kind)
+        self._offer_first(tracked, itertools.chain(waiting, others), spread)
+        if spread < OFFER_WORKERS and len(tracked.offered_to) < spread:
+            self._offer_hungry(tracked, spread)
+
+    def _spread(self, kind: JobKind) -> int:
+        """How many workers get a new candidate, that all windows together hold enough."""
+        wanted = len(self._pool.workers) * WINDOW_ENOUGH // max(len(self._tracker.tables[kind]), 1)
+        return min(max(wanted, _FEW_WORKERS), OFFER_WORKERS)
+
+    def _offer_first(self, tracked: Tracked, workers: Iterable[str], limit: int) -> None:
+        """To the first of `workers`; most of those that have enough are passed over."""
+        kind = tracked.job.kind
+        passed_over = 0
+        for worker_id in workers:
             worker = self._pool.workers[worker_id]
             if not worker.eligible[tracked.requirement_id]:
                 continue
@@ -82,7 +100,21 @@ class Offers:
                 self._offer_if_able(worker, tracked)
             else:
                 passed_over += 1
-            if len(tracked.offered_to) >= OFFER_WORKERS or passed_over >= _PASSED_OVER:
+            if len(tracked.offered_to) >= limit or passed_over >= _PASSED_OVER:
+                return
+
+    def _offer_hungry(self, tracked: Tracked, limit: int) -> None:
+        """To those that have had too little to choose from the longest."""
+        kind = tracked.job.kind
+        hungry = self._hungry[kind]
+        for worker_id in tuple(itertools.islice(hungry, OFFER_WORKERS)):
+            worker = self._pool.workers.get(worker_id)
+            if worker is None or len(worker.windows[kind]) >= WINDOW_ENOUGH:
+                del hungry[worker_id]
+                continue
+            if worker.eligible[tracked.requirement_id]:
+                self._offer_if_able(worker, tracked)
+            if len(tracked.offered_to) >= limit:
                 return
 
     def offer_next(self, worker: Worker, candidates: Iterable[Tracked]) -> int:
@@ -97,9 +129,13 @@ class Offers:
     def withdraw(self, tracked: Tracked) -> None:
         """The job is no candidate any more: it leaves every window."""
         job_id, kind = tracked.job.job_id, tracked.job.kind
+        hungry = self._hungry[kind]
         for worker_id in tracked.offered_to:
             worker = self._pool.workers[worker_id]
-            worker.windows[kind].remove(job_id)
+            window = worker.windows[kind]
+            window.remove(job_id)
+            if len(window) < WINDOW_ENOUGH:
+                hungry.setdefault(worker_id)
             if worker.to_offer.pop(job_id, None) is None:
                 worker.to_revoke[job_id] = None
                 self.gathered[worker_id] = None
@@ -112,6 +148,8 @@ class Offers:
                 self._tracker.tables[kind].withdrawn(tracked, worker.id)
         self.urgent.pop(worker.id, None)
         self.gathered.pop(worker.id, None)
+        for hungry in self._hungry.values():
+            hungry.pop(worker.id, None)
 
     def empty(self, worker: Worker) -> None:
         """The worker takes no more jobs: everything in its windows is revoked."""
@@ -134,7 +172,8 @@ class Offers:
     def list_requested(self, worker: Worker) -> None:
         """The worker asked for its window anew: all of it is told again."""
         worker.list_open = True
-        for window in worker.windows.values():
+        for kind, window in worker.windows.items():
+            self._hungry[kind].setdefault(worker.id)
             worker.to_offer.update((entry.job.job_id, entry) for entry in window.entries)
         self.urgent[worker.id] = None
 

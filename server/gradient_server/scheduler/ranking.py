@@ -5,7 +5,7 @@ its points, so it is left out beforehand; in a busy pool that is most of the que
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ __all__ = ["Choice", "Ranking", "Verdict"]
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 _ALL_UNKNOWN = WorkerContext()
+# Candidates for a worker that finds nothing: those in fewer windows than this, while there are enough.
+_FEW_OFFERS: Final = (1, 4, 32)
 _NO_ROWS: Rows = np.zeros(0, np.intp)
 
 
@@ -72,6 +74,11 @@ class Ranking:
             held = self._policy.held_unscored(JobColumns(probe, now=0.0), _ALL_UNKNOWN, InstanceContext())
             self._holds_unscored[kind] = held is not None and bool(held.all())
         return self._holds_unscored[kind]
+
+    def any_can_win(self, table: JobTable, worker: Worker) -> bool:
+        """False where all that wait are held for want of the worker's score: nothing need be ranked."""
+        window = worker.windows[table.kind]
+        return len(window) > window.unscored or table.ripe_jobs > 0 or not self.holds_unscored(table.kind)
 
     def decide(
         self, table: JobTable, worker: Worker, instance: InstanceContext, *, now: float, monotonic: float
@@ -177,7 +184,7 @@ class Ranking:
         window = worker.windows[table.kind]
         if len(window):
             outside[window.rows()] = False
-        for enough in (1, 32):
+        for enough in _FEW_OFFERS:
             fewer = outside & (table.offer_counts < enough)
             if int(fewer.sum()) >= limit:
                 outside = fewer
@@ -187,6 +194,9 @@ class Ranking:
             return []
         columns = JobColumns(table.matrix[:, rows], now=now)
         total = self._policy.score(columns, _ALL_UNKNOWN, instance)
+        if len(rows) > limit:
+            kept = total >= np.partition(total, len(rows) - limit)[len(rows) - limit]
+            rows, total = rows[kept], total[kept]
         job_ids = [table.at(row).job.job_id for row in rows.tolist()]
         chosen = in_order(total, job_ids, np.arange(len(rows)), limit)
         return [table.at(int(rows[place])) for place in chosen]

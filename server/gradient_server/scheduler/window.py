@@ -22,6 +22,7 @@ class Window:
     def __init__(self) -> None:
         self._entries: list[Tracked] = []
         self._places: dict[str, int] = {}
+        self._scored: list[bool] = []
         self._missing_count: Vector = np.full(_FIRST_CAPACITY, np.nan)
         self._missing_nar_size: Vector = np.full(_FIRST_CAPACITY, np.nan)
         self._outputs_present: Flags = np.zeros(_FIRST_CAPACITY, np.bool_)
@@ -67,6 +68,7 @@ class Window:
         if place == len(self._missing_count):
             self._grow()
         self._entries.append(tracked)
+        self._scored.append(False)
         self._places[tracked.job.job_id] = place
         self._clear(place)
         self.unscored += 1
@@ -76,10 +78,12 @@ class Window:
         place = self._places.pop(job_id, None)
         if place is None:
             return False
-        self.unscored -= bool(np.isnan(self._missing_nar_size[place]))
+        self.unscored -= not self._scored[place]
         last = len(self._entries) - 1
         moved = self._entries.pop()
+        was_scored = self._scored.pop()
         if place != last:
+            self._scored[place] = was_scored
             self._entries[place] = moved
             self._places[moved.job.job_id] = place
             self._missing_count[place] = self._missing_count[last]
@@ -92,7 +96,8 @@ class Window:
         place = self._places.get(reported.job_id)
         if place is None:
             return False
-        self.unscored -= bool(np.isnan(self._missing_nar_size[place]))
+        self.unscored -= not self._scored[place]
+        self._scored[place] = True
         self._missing_count[place] = max(reported.missing_count, 0)
         self._missing_nar_size[place] = max(reported.missing_nar_size, 0)
         self._outputs_present[place] = reported.outputs_present
