@@ -1,0 +1,44 @@
+"""Pools of real processes; where a test of one fails, the ends of its logs are in the report."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.pool import Pool
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test in this directory is one of acceptance."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.acceptance)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Adds the logs of the pools that a failed test had."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Pool):
+                report.sections.append((f"logs of {name}", value.logs()))
+    return report
+
+
+@pytest.fixture
+def empty_pool() -> Iterator[Pool]:
+    """Nothing runs yet."""
+    with Pool() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """A server and one worker, `host-a` with four slots, shared by the tests that leave both alone."""
+    with Pool() as made:
+        made.start_server("--build-retry-backoff-secs", "0.2")
+        made.start_worker("host-a", "--build-max-concurrent", "4")
+        yield made

@@ -1,0 +1,186 @@
+"""Server, agent and runner are ended in mid-build: nothing is built twice, and no line of a log is lost."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.pool import Build, Pool, by_name, program, wait_until
+
+TERM_AND_KILL = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+
+
+@pytest.fixture(scope="module")
+def restarted() -> Iterator[Pool]:
+    """A server and one worker that the tests restart. Retries are quick."""
+    with Pool() as made:
+        made.start_server("--build-retry-backoff-secs", "0.2")
+        made.start_worker("host-a", "--build-max-concurrent", "2")
+        yield made
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A build that notes each start of it, counts in its log until it is let go, and then succeeds."""
+
+    name: str
+    directory: Path
+
+    @property
+    def build(self) -> Build:
+        """The recipe's entry."""
+        script = (
+            f"echo $$ >> {self.directory}/starts; i=0; "
+            f"until test -e {self.directory}/go; do echo $i; i=$((i+1)); sleep 0.1; done; "
+            "echo end; echo done > $out"
+        )
+        return Build(self.name, script)
+
+    def starts(self) -> int:
+        """How often it was started."""
+        file = self.directory / "starts"
+        return len(file.read_text().split()) if file.exists() else 0
+
+    def go(self) -> None:
+        """Lets it end."""
+        (self.directory / "go").touch()
+
+
+@dataclass(frozen=True)
+class Under:
+    """An evaluation of one such build, which runs."""
+
+    counting: Counting
+    evaluation: str
+    job: str
+
+    def wait_for_log(self, pool: Pool, more_than: int) -> int:
+        """Returns the size of its log at the server once it has grown beyond `more_than` bytes."""
+
+        def grown() -> int:
+            attempts = pool.get(f"/jobs/{self.job}")["attempts"]
+            size: int = attempts[0]["log_bytes"] if attempts else 0
+            return size if size > more_than else 0
+
+        return wait_until("a log that grows", grown)
+
+    def finish(self, pool: Pool) -> None:
+        """Lets it end, and looks at what the restart left of it."""
+        self.counting.go()
+        view = pool.ended(self.evaluation)
+        assert view["status"] == "Completed", view
+        assert self.counting.starts() == 1, "it was started again"
+        attempts = pool.get(f"/jobs/{self.job}")["attempts"]
+        assert [attempt["outcome"] for attempt in attempts] == ["Completed"]
+        lines = pool.log_of(self.job).decode().splitlines()
+        assert lines == [*map(str, range(len(lines) - 1)), "end"], "its log has a gap"
+        assert len(lines) > 10
+
+
+def begin(pool: Pool, name: str, directory: Path) -> Under:
+    """Submits such a build and waits until its log arrives."""
+    counting = Counting(name, directory)
+    evaluation = pool.submit(pool.tree(counting.build))
+    build = pool.running(evaluation, name)
+    under = Under(counting, evaluation, f"build:{build['id']}")
+    under.wait_for_log(pool, 10)
+    return under
+
+
+def log_size(pool: Pool, job: str) -> int:
+    """Bytes of its log that the server has."""
+    size: int = pool.get(f"/jobs/{job}")["attempts"][0]["log_bytes"]
+    return size
+
+
+@TERM_AND_KILL
+def test_the_server_is_restarted_in_mid_build(
+    restarted: Pool, tmp_path: Path, number: signal.Signals
+) -> None:
+    under = begin(restarted, f"through-server-{number.value}.0", tmp_path)
+    assert restarted.server is not None
+    before = log_size(restarted, under.job)
+    with subprocess.Popen(
+        [program("gradient"), "logs", "-f", under.job],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=restarted.environment(),
+    ) as follower:
+        code = restarted.server.end(number)
+        # Whoever follows a log is let go too.
+        assert follower.wait(20) in (0, 3)
+    assert code == (0 if number is signal.SIGTERM else -number)
+    time.sleep(1)
+    restarted.restart_server()
+    under.wait_for_log(restarted, before + 10)
+    under.finish(restarted)
+
+
+def test_a_watched_build_outlives_a_restart_of_the_server(restarted: Pool, tmp_path: Path) -> None:
+    counting = Counting("watched-1.0", tmp_path)
+    with subprocess.Popen(
+        [program("gradient"), "build", str(restarted.tree(counting.build))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=restarted.environment(),
+    ) as watching:
+        try:
+            wait_until("the build's start", counting.starts)
+            assert restarted.server is not None
+            assert restarted.server.end(signal.SIGTERM) == 0
+            restarted.restart_server()
+            counting.go()
+            output, errors = watching.communicate(timeout=60)
+        finally:
+            watching.kill()
+    assert watching.returncode == 0, errors
+    assert output.splitlines()[-1].endswith("-watched-1.0")
+    assert counting.starts() == 1
+
+
+@TERM_AND_KILL
+def test_the_agent_is_restarted_in_mid_build(restarted: Pool, tmp_path: Path, number: signal.Signals) -> None:
+    under = begin(restarted, f"through-agent-{number.value}.0", tmp_path)
+    before = log_size(restarted, under.job)
+    agent = restarted.workers["host-a"].process
+    code = agent.end(number)
+    assert code == (0 if number is signal.SIGTERM else -number)
+    time.sleep(1)
+    restarted.restart_worker("host-a")
+    under.wait_for_log(restarted, before + 10)
+    under.finish(restarted)
+
+
+def test_a_build_that_ends_while_no_agent_is_there_is_reported_by_the_next(
+    restarted: Pool, tmp_path: Path
+) -> None:
+    under = begin(restarted, "unattended-1.0", tmp_path)
+    wait_until("some lines", lambda: log_size(restarted, under.job) > 20)
+    restarted.workers["host-a"].process.end(signal.SIGKILL)
+    under.counting.go()
+    time.sleep(1)
+    restarted.restart_worker("host-a")
+    under.finish(restarted)
+
+
+def test_a_build_whose_runner_is_killed_is_built_again(restarted: Pool, tmp_path: Path) -> None:
+    under = begin(restarted, "runnerless-1.0", tmp_path)
+    runner = restarted.workers["host-a"].runner()
+    assert runner is not None
+    runner.kill()
+    wait_until("a second start", lambda: under.counting.starts() == 2)
+    under.counting.go()
+    view = restarted.ended(under.evaluation)
+    assert view["status"] == "Completed"
+    assert by_name(view)["runnerless-1.0"]["status"] == "Completed"
+    newest, first = restarted.get(f"/jobs/{under.job}")["attempts"]
+    assert newest["outcome"] == "Completed"
+    assert first["outcome"] != "Completed"
+    assert first["error"] == "the process that ran the build died"
+    for pid in (tmp_path / "starts").read_text().split():
+        assert not Path(f"/proc/{pid}").exists(), "the first one still runs beside the second"
