@@ -64,7 +64,8 @@ def print_evaluation(evaluation: Json) -> None:
         if output.get("contains_store_dir"):
             _line(f"warning: {output['path']} contains the name of the directory it was built in", "yellow")
         _line(output["path"])
-    if evaluation.get("error"):
+    told = {f"{note['source']}: {note['message']}" for note in evaluation["notes"]}
+    if evaluation.get("error") and evaluation["error"] not in told:
         _line(evaluation["error"], "red")
 
 
