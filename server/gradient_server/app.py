@@ -206,6 +206,7 @@ async def _start_loops(services: Services, loops: trio.Nursery) -> None:
     await loops.start(services.graces.run)
     await loops.start(partial(reap_forever, services))
     await loops.start(services.uploads.run)
+    await loops.start(services.retention.run)
     await loops.start(partial(_beat, services))
 
 

@@ -161,7 +161,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("scheduler.clusterReserveTimeoutSecs", _number, 1800.0, "how long reserved seats are kept"),
     Option("scheduler.clusterBackfill", _absent, None, "cluster jobs"),
     Option("metrics.instanceIntervalSecs", _interval, 30.0, "between two measurements of the instance"),
-    Option("retentionDays", _absent, None, "retention"),
+    Option("retentionDays", _interval, 90.0, "how long clusters that ended are kept"),
 )
 
 _BY_FIELD: Final = {option.field: option for option in OPTIONS}
@@ -198,6 +198,7 @@ class ServerConfig:
     build_substitute_miss_escalation_threshold: int
     scheduler_scoring_policy: str
     metrics_instance_interval_secs: float
+    retention_days: float
     scheduler_cluster_prepare_timeout_secs: float
     scheduler_cluster_reserve_after_secs: float
     scheduler_cluster_reserve_timeout_secs: float

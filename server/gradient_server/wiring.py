@@ -34,6 +34,7 @@ from gradient_server.scoring.policy import policy_by_name
 from gradient_server.storage.downloads import Downloads
 from gradient_server.storage.logs import LogStore
 from gradient_server.storage.nar_store import LocalNarStore
+from gradient_server.storage.retention import Retention
 from gradient_server.storage.uploads import Uploads
 
 __all__ = ["build_services", "make_ids", "tune_interpreter"]
@@ -120,6 +121,7 @@ def build_services(
     services.graces = Graces(config.proto_reconnect_grace_secs, partial(lose_worker, services))
     services.downloads = Downloads(services)
     services.uploads = Uploads(services)
+    services.retention = Retention(services)
     bus.subscribe(announcer(services))
     return services
 

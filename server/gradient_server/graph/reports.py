@@ -14,7 +14,7 @@ from gradient_protocol.kinds import FailureKind, JobKind
 from gradient_protocol.messages.shapes import BuildOutput, EvalResult, EvalStats, FetchResult
 from gradient_protocol.messages.worker import ClusterSignalReport, JobCompleted, JobFailed, JobUpdate
 
-from gradient_server.db.queries.signals import refused_signal
+from gradient_server.db.queries.signals import acknowledged_up_to, refused_signal
 from gradient_server.domain.events import Event, MemberReported, SignalDropped
 from gradient_server.domain.status import AssignmentStatus
 from gradient_server.graph import sql
@@ -216,8 +216,16 @@ def _note_late(
     """A report that changes nothing may still be waited for, or have been answered before."""
     if assignment is None or assignment.worker_id != worker_id:
         return outcome
+    assert message.seq is not None
+    if assignment.cluster_attempt is not None and outcome.error is None:
+        # It may come again because the answer to a refused signal right behind it was lost.
+        outcome.acknowledge = acknowledged_up_to(
+            work.connection, assignment.id, message.seq, outcome.acknowledge
+        )
     if isinstance(message, ClusterSignalReport):
         outcome.signal_refused = refused_signal(work.connection, assignment.id, message.seq)
+        if outcome.signal_refused is not None:
+            outcome.acknowledge = message.seq
         if assignment.finished_at is not None and outcome.signal_refused is None:
             outcome.events.append(SignalDropped(message.attempt, assignment.id, "its attempt is over"))
     elif assignment.finished_at is None or assignment.cluster_attempt is None:

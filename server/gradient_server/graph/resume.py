@@ -14,6 +14,7 @@ from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.server import AdoptedJob
 from gradient_protocol.messages.worker import ResumedJob
 
+from gradient_server.db.queries.signals import acknowledged_up_to
 from gradient_server.domain.events import AbortWanted, Event
 from gradient_server.domain.status import AbortReason
 from gradient_server.graph import sql
@@ -66,7 +67,7 @@ def resume(
     opened = [row[0] for row in sql.run(connection, _OPEN_OF_WORKER, {"worker": worker_id})]
     held = {a.id: a for a in find_open(work, opened) if a.instance_id == instance_id}
     decision = ResumeDecision(events=work.events)
-    adopted: list[Assignment] = []
+    adopted: list[tuple[Assignment, int]] = []
     for listed in running:
         assignment = held.pop(listed.assignment_id, None)
         if assignment is None:
@@ -76,7 +77,7 @@ def resume(
             decision.dropped.append(listed.assignment_id)
             _lose(work, decision, assignment, "the server's database has lost reports of it")
         else:
-            adopted.append(assignment)
+            adopted.append((assignment, listed.seq))
     _adopt(work, decision, adopted)
     for assignment in held.values():
         _lose(work, decision, assignment, "its worker came back without it")
@@ -106,24 +107,28 @@ def lose_assignments(
     return carry_out(work)
 
 
-def _adopt(work: Work, decision: ResumeDecision, adopted: Sequence[Assignment]) -> None:
+def _adopt(work: Work, decision: ResumeDecision, adopted: Sequence[tuple[Assignment, int]]) -> None:
     if not adopted:
         return
     sql.run(
         work.connection,
         _ACCEPT,
-        {"ids": sql.array(work.connection, [a.id for a in adopted]), "now": work.now},
+        {"ids": sql.array(work.connection, [a.id for a, _ in adopted]), "now": work.now},
     )
-    attempts = sorted({a.cluster_attempt for a in adopted if a.cluster_attempt is not None})
+    attempts = sorted({a.cluster_attempt for a, _ in adopted if a.cluster_attempt is not None})
     started: set[str] = set()
     if attempts:
         rows = sql.run(work.connection, _STARTED, {"ids": sql.array(work.connection, attempts)})
         started = {row[0] for row in rows}
-    for assignment in adopted:
+    for assignment, listed_seq in adopted:
+        seq = assignment.last_seq
+        if assignment.cluster_attempt is not None:
+            # From a refused signal on, whose refusal the worker may not have heard, it sends again.
+            seq = acknowledged_up_to(work.connection, assignment.id, listed_seq, seq)
         decision.adopted.append(
             AdoptedJob(
                 assignment_id=assignment.id,
-                seq=assignment.last_seq,
+                seq=seq,
                 log_offset=assignment.log_bytes,
                 started=assignment.cluster_attempt in started,
             )

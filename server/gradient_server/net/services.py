@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # these use Services themselves
     from gradient_server.net.sessions import Sessions
     from gradient_server.scheduler.scheduler import Scheduler
     from gradient_server.storage.downloads import Downloads
+    from gradient_server.storage.retention import Retention
     from gradient_server.storage.uploads import Uploads
 
 __all__ = ["Services"]
@@ -57,6 +58,7 @@ class Services:
     graces: "Graces" = field(init=False)
     downloads: "Downloads" = field(init=False)
     uploads: "Uploads" = field(init=False)
+    retention: "Retention" = field(init=False)
 
     async def transact(self, fn: Callable[[sa.Connection], tuple[T, Sequence[Event]]]) -> T:
         """One write transaction, its events published right after its commit.

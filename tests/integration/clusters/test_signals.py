@@ -1,14 +1,17 @@
 """Signals as rows: one order an attempt, each to whom it is meant, limits with an answer (protocol.md)."""
 
 import pytest
+from gradient_protocol.kinds import ResumeState
 from gradient_protocol.messages.shapes import SignalTarget
+from gradient_protocol.messages.worker import ResumedJob
 from gradient_server.db.queries import reservations, signals
 from gradient_server.db.queries.reservations import Reservation
 from gradient_server.domain.events import SignalDropped, SignalStored
+from gradient_server.graph.resume import resume
 from gradient_server.graph.settle import abort_cluster
 from gradient_server.graph.signals import signals_for
 
-from tests.integration.clusters.group import ClusterPool, Group, cluster, members, race
+from tests.integration.clusters.group import INSTANCE, ClusterPool, Group, cluster, members, race
 
 
 async def three(pool: ClusterPool) -> Group:
@@ -93,10 +96,43 @@ async def test_what_is_refused_is_told_and_told_again(pool: ClusterPool) -> None
     assert (await pool.signal(group, "a", payload=b"x" * (64 * 1024))).signal_refused is None
     # The acknowledgement was lost: the same answer again, and to a good one none.
     again = await pool.signal(group, "a", seq=2)
-    assert again.signal_refused == reserved.signal_refused
+    assert (again.acknowledge, again.signal_refused) == (2, reserved.signal_refused)
     assert (await pool.signal(group, "a", seq=4)).signal_refused is None
     assert await received(pool, group, "b") == [(1, "gradient.barrier"), (2, "address")]
     assert not await pool.scalar("SELECT COUNT(*) FROM dispatched_job WHERE refused_seq IS NOT NULL")
+
+
+async def test_an_acknowledgement_never_covers_a_refusal_that_may_be_unheard(pool: ClusterPool) -> None:
+    group = await three(pool)
+    assignment, worker = await pool.assignment(group, "a")
+    worker_id = await pool.worker(worker)
+    for topic in ("good", "gradient.bad", "good", "gradient.worse", "good"):
+        await pool.signal(group, "a", topic)
+
+    async def resumed(seq: int) -> int:
+        listed = ResumedJob(
+            assignment_id=assignment,
+            job_id=await pool.key("a"),
+            state=ResumeState.RUNNING,
+            seq=seq,
+        )
+        decision = await pool.run(
+            lambda c: resume(
+                c,
+                worker_id=worker_id,
+                instance_id=INSTANCE,
+                running=[listed],
+                now=pool.clock.now(),
+                ids=pool.ids,
+            )
+        )
+        return decision.adopted[0].seq
+
+    assert [await resumed(seq) for seq in range(6)] == [1, 1, 3, 3, 5, 5]
+    # And what is sent again from there is acknowledged no further than the next refusal.
+    assert (await pool.signal(group, "a", "good", seq=3)).acknowledge == 3
+    assert (await pool.signal(group, "a", "good", seq=1)).acknowledge == 1
+    assert (await pool.signal(group, "a", "good", seq=5)).acknowledge == 5
 
 
 @pytest.mark.parametrize("limit", ["signals", "bytes"])

@@ -14,6 +14,7 @@ __all__ = [
     "MAX_SIGNALS",
     "MAX_SIGNAL_BYTES",
     "StoredSignal",
+    "acknowledged_up_to",
     "append_signal",
     "delete_old_signals",
     "note_refused_signal",
@@ -131,6 +132,12 @@ _NOTE_REFUSED = HotStatement(
 def refused_signal(connection: sa.Connection, assignment_id: str, seq: int) -> str | None:
     """Why the signal under this number was refused, None if it was not (or long ago)."""
     return _refusals(connection, assignment_id).get(str(seq))
+
+
+def acknowledged_up_to(connection: sa.Connection, assignment_id: str, after: int, last_seq: int) -> int:
+    """How far reports after `after` may be acknowledged at once: a refusal needs an answer of its own."""
+    refused = [int(seq) for seq in _refusals(connection, assignment_id) if after < int(seq) <= last_seq]
+    return min(refused, default=last_seq + 1) - 1
 
 
 def note_refused_signal(connection: sa.Connection, assignment_id: str, seq: int, reason: str) -> None:
