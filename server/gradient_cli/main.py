@@ -9,6 +9,7 @@ import typer
 
 from gradient_cli import output, submit
 from gradient_cli.api import Api
+from gradient_cli.cluster_commands import cluster_app, show_why
 from gradient_cli.demo.run import run_demo
 from gradient_cli.errors import CommandError, ExitCode
 from gradient_cli.progress import progress_for
@@ -25,6 +26,7 @@ key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 app.add_typer(project_app, name="project")
 app.add_typer(worker_app, name="worker")
 app.add_typer(key_app, name="key")
+app.add_typer(cluster_app, name="cluster")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
 Job = Annotated[str, typer.Argument(help="build:ID, eval:ID, the start of an id, or a build's name.")]
@@ -76,9 +78,23 @@ def status(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def why(job: Job, as_json: JsonFlag = False) -> None:
-    """Say why a job is still pending, or why it went where it went."""
-    _read(f"/jobs/{job}/why", output.print_why, as_json)
+def why(
+    job: Annotated[
+        str | None, typer.Argument(help="build:ID, eval:ID, the start of an id, or a build's name.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="ID", help="A cluster's id, the start of it, or its name."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say why a job or a cluster is still pending, or why it went where it went."""
+    if (job is None) == (cluster is None):
+        raise CommandError("name a job, or a cluster with --cluster ID", ExitCode.USAGE)
+    if cluster is not None:
+        show_why(cluster, as_json=as_json)
+    else:
+        _read(f"/jobs/{job}/why", output.print_why, as_json)
 
 
 @app.command()
@@ -89,11 +105,15 @@ def show(job: Job, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def logs(
-    job: Job, follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the log grows.")] = False
+    job: Job,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the log grows.")] = False,
+    attempt: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of this attempt, as gradient show --json names them.")
+    ] = None,
 ) -> None:
-    """Print the log of a job's newest attempt."""
+    """Print the log of a job's newest attempt, or of an older one."""
     with Api.from_environment() as api:
-        for chunk in api.stream(f"/jobs/{job}/log", follow=int(follow)):
+        for chunk in api.stream(f"/jobs/{job}/log", follow=int(follow), attempt=attempt):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
 

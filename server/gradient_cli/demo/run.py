@@ -12,6 +12,7 @@ from typing import Any
 
 from gradient_cli import output, submit
 from gradient_cli.api import Api
+from gradient_cli.demo.cluster import show_cluster
 from gradient_cli.demo.processes import Processes, wait_until
 from gradient_cli.errors import CommandError, ExitCode
 from gradient_cli.progress import progress_for
@@ -152,6 +153,9 @@ def _show(api: Api, directory: Path) -> None:
         raise CommandError(
             f"the second submission should build nothing within {AGAIN_SECS} s", ExitCode.FAILED
         )
+
+    _say("\na cluster: a server and two clients, which start together on three workers or not at all")
+    show_cluster(api, _examples() / "cluster", directory / "cluster")
 
 
 def _build(api: Api, source: Path) -> Json:

@@ -237,7 +237,18 @@ def cluster_view(connection: sa.Connection, cluster_id: str) -> ClusterView | No
     attempts = []
     for row in reversed(newest):
         own = sorted(runs.get(row[0], ()), key=lambda run: places.get((run.role, run.index), len(places)))
-        attempts.append(ClusterAttemptView(*row, tuple(own)))
+        attempts.append(
+            ClusterAttemptView(
+                id=row[0],
+                created_at=row[1],
+                started_at=row[2],
+                finished_at=row[3],
+                outcome=row[4],
+                reason=row[5],
+                signals=row[6],
+                members=tuple(own),
+            )
+        )
     total = sql.run(connection, _COUNT_ATTEMPTS, {"id": cluster_id})[0][0]
     return ClusterView(_summary(rows[0]), members, attempts, int(total) - len(attempts))
 

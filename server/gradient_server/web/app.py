@@ -10,7 +10,18 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from gradient_server.net.services import Services
-from gradient_server.web import board, evaluations, health, jobs, metrics, projects, sources, status, workers
+from gradient_server.web import (
+    board,
+    clusters,
+    evaluations,
+    health,
+    jobs,
+    metrics,
+    projects,
+    sources,
+    status,
+    workers,
+)
 from gradient_server.web.errors import ErrorAnswer, install_errors
 from gradient_server.web.hub import Hub
 from gradient_server.web.limits import API, Requests
@@ -42,7 +53,7 @@ def create_app(services: Services) -> FastAPI:
     for code in (401, 403, 404, 409, 422):
         refusals[code] = {"model": ErrorAnswer}
     api = APIRouter(prefix=API, responses=refusals)
-    for part in (projects, workers, sources, evaluations, jobs, status):
+    for part in (projects, workers, sources, evaluations, jobs, clusters, status):
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(health.router)
