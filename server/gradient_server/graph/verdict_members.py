@@ -6,16 +6,17 @@ that would have been tried again cannot be, alone: under Fail it becomes Permane
 cluster was completed or aborted without it, the member ends Aborted like one that was still running.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from gradient_protocol.kinds import FailureKind, JobKind
 from gradient_protocol.messages.worker import JobCompleted, JobFailed
 
 from gradient_server.cluster.verdict import Verdict
-from gradient_server.db.queries import uploads
 from gradient_server.db.queries.cached_paths import CachedPath, object_in_use, put_path
 from gradient_server.domain.events import ObjectUnused, PathStored
 from gradient_server.domain.status import AssignmentStatus, BuildStatus
+from gradient_server.graph import sql
 from gradient_server.graph.assignments import close_assignment, store_attempt, store_spans
 from gradient_server.graph.build_endings import (
     Build,
@@ -47,6 +48,9 @@ __all__ = ["close_member", "drop_uploads", "put_back", "settle_member"]
 _MAX_ERROR_CHARACTERS: Final = 64 * 1024
 _OWN_FAILURES: Final = (FailureKind.PERMANENT, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
+_COMMIT = sql.statement("UPDATE upload SET committed = TRUE WHERE request IN [requests]")
+_DROP = sql.statement("DELETE FROM upload WHERE assignment IN [ids] AND NOT committed RETURNING object")
+
 
 def close_member(work: Work, member: Member) -> None:
     """Closes the row by its report, or as Abandoned where there is none, and records the try."""
@@ -69,8 +73,6 @@ def settle_member(work: Work, member: Member, verdict: Verdict, error: str) -> N
         _fail(work, member)
     else:
         _abort(work, member, error, counts_as_success=verdict is Verdict.COMPLETE and not member.primary)
-    if member.assignment.kind is JobKind.BUILD:
-        drop_uploads(work, member)
 
 
 def put_back(work: Work, member: Member) -> None:
@@ -85,7 +87,6 @@ def put_back(work: Work, member: Member) -> None:
                 forget_paths(work, [evaluation.source_path])
             evaluation_again(work, evaluation, source_lost=lost)
         return
-    drop_uploads(work, member)
     build = find_build(work, assignment.job)
     _note_failure(work, member, build)
     move_builds(work, [build.id], BuildEvent.WAITS_AGAIN)
@@ -93,14 +94,13 @@ def put_back(work: Work, member: Member) -> None:
     advance(work, [build.id])
 
 
-def drop_uploads(work: Work, member: Member) -> None:
-    """Forgets what the member uploaded and no path is; objects that nothing names are to be deleted."""
-    for upload in uploads.uploads_of(work.connection, member.assignment.id):
-        if upload.committed:
-            continue
-        uploads.delete_upload(work.connection, upload.request)
-        if upload.object is not None and not object_in_use(work.connection, upload.object):
-            work.events.append(ObjectUnused(upload.object))
+def drop_uploads(work: Work, members: Sequence[Member]) -> None:
+    """Forgets what the members uploaded and no path is; objects that nothing names are to be deleted."""
+    ids = [member.assignment.id for member in members]
+    rows = sql.run(work.connection, _DROP, {"ids": sql.array(work.connection, ids)})
+    for name in sorted({row[0] for row in rows if row[0] is not None}):
+        if not object_in_use(work.connection, name):
+            work.events.append(ObjectUnused(name))
 
 
 def _succeed(work: Work, member: Member) -> None:
@@ -124,10 +124,11 @@ def _succeed(work: Work, member: Member) -> None:
 
 def _commit_uploads(work: Work, member: Member) -> None:
     assert member.output is not None
-    for output in member.output.outputs:
-        upload = member.uploads[output.path]
+    taken = [member.uploads[output.path] for output in member.output.outputs]
+    requests = sql.array(work.connection, [upload.request for upload in taken])
+    sql.run(work.connection, _COMMIT, {"requests": requests})
+    for output, upload in zip(member.output.outputs, taken, strict=True):
         held = upload.held()
-        uploads.commit_upload(work.connection, upload.request)
         entry = CachedPath(
             path=output.path,
             nar_hash=held.nar_hash,

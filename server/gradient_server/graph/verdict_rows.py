@@ -10,7 +10,7 @@ from gradient_protocol.messages.worker import JobCompleted, JobFailed
 
 from gradient_server.cluster.verdict import MemberReport, MemberState
 from gradient_server.db.queries.clusters import lock_cluster, lock_jobs
-from gradient_server.db.queries.uploads import Upload, uploads_of
+from gradient_server.db.queries.uploads import Upload
 from gradient_server.domain.status import AbortReason, AssignmentStatus
 from gradient_server.graph import sql
 from gradient_server.graph.assignments import Assignment, find_open
@@ -48,6 +48,12 @@ _EVALUATION_CANNOT_START = sql.statement(
 )
 _SOURCE_IS_LOST = sql.statement(
     "SELECT source, source_path FROM evaluation WHERE id = :id AND source_path IN [paths]"
+)
+_UPLOADS = sql.statement(
+    "SELECT u.request, u.worker, u.assignment, u.path, u.created_at, u.lease_until, u.nar_hash, u.nar_size,"
+    ' u.object, u.committed, u.file_size, u.compression, u."references" FROM upload u'
+    " WHERE u.assignment IN [ids] AND u.object IS NOT NULL AND NOT u.committed"
+    " ORDER BY u.created_at, u.request"
 )
 _DERIVATION = sql.statement("SELECT derivation FROM derivation_build WHERE id = :id")
 
@@ -115,6 +121,7 @@ def find_members(work: Work, attempt: Attempt) -> list[Member]:
     assignments = {a.id: a for a in find_open(work, opened)}
     lock_jobs(work.connection, (a.job_key for a in assignments.values()))
     lock_cluster(work.connection, attempt.cluster)
+    finished = _finished_uploads(work, opened)
     members = []
     for row in sql.run(work.connection, _MEMBERS, parameters):
         assignment, report, output = assignments[row[0]], row[4], row[5]
@@ -127,7 +134,7 @@ def find_members(work: Work, attempt: Attempt) -> list[Member]:
             output=None if output is None else read_output(bytes(output)),
             order=row[6],
             lost=bool(row[7]),
-            uploads=_finished_uploads(work, assignment),
+            uploads=finished.get(assignment.id, {}),
         )
         members.append(_examine(work, member))
     return members
@@ -135,7 +142,9 @@ def find_members(work: Work, attempt: Attempt) -> list[Member]:
 
 def member_reports(work: Work, members: list[Member]) -> list[MemberReport]:
     """What `cluster.verdict.decide` takes: stored reports in the order of their arrival, then the rest."""
-    stuck = _cannot_start(work, members)
+    # It matters once there is something to retry.
+    failed = any(member.failure is not None for member in members)
+    stuck = _cannot_start(work, members) if failed else set()
     ordered = sorted(members, key=lambda member: (member.order is None, member.order or 0))
     return [
         MemberReport(
@@ -161,13 +170,13 @@ def _state(member: Member) -> MemberState:
     return MemberState.ABORTED if member.failure[0] is FailureKind.ABORTED else MemberState.FAILED
 
 
-def _finished_uploads(work: Work, assignment: Assignment) -> dict[str, Upload]:
-    """By path; of several of one path the last one."""
-    return {
-        upload.path: upload
-        for upload in uploads_of(work.connection, assignment.id)
-        if upload.object is not None and not upload.committed
-    }
+def _finished_uploads(work: Work, assignments: list[str]) -> dict[str, dict[str, Upload]]:
+    """By assignment and path; of several of one path the last one."""
+    found: dict[str, dict[str, Upload]] = {}
+    for row in sql.run(work.connection, _UPLOADS, {"ids": sql.array(work.connection, assignments)}):
+        upload = Upload(*(*row[:-1], sql.from_json(row[-1])))
+        found.setdefault(upload.assignment, {})[upload.path] = upload
+    return found
 
 
 def _examine(work: Work, member: Member) -> Member:
