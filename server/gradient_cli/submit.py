@@ -11,7 +11,8 @@ from gradient_cli.source import SourceTree, upload
 
 __all__ = ["abort", "submit", "watch"]
 
-RECONNECTS = 5
+# As long as the server waits for a worker to come back after its own restart.
+RECONNECTS = 30
 RECONNECT_SECS = 2.0
 
 
