@@ -64,7 +64,7 @@ def fill(connection: sa.Connection, metrics: int, spans: int, days: float, now: 
         " history_name, architecture, created_at, peak_ram_mb, cpu_time_ms, avg_cpu_pct, disk_read_bytes,"
         " disk_write_bytes, build_time_ms, closure_size, oom_killed, concurrent_builds, cpu_core_score)"
         f" SELECT 1, {text}, 'name-' || CAST(n % 5000 AS TEXT), 'any', {at.format(count=metrics)},"
-        " 100 + n % 4000, n % 900000, 90.5, n % 1000000, n % 3000000, (n * 7919) % 600000,"
+        " 100 + n % 4000, n % 900000, 90.5, n % 1000000, n % 3000000, ((n % 100000) * 7919) % 600000,"
         " n % 1000000000, n % 97 = 0, n % 8, 1000.0 FROM series"
     )
     breakdown = json.dumps({"rules": {f"RuleNumber{n}": 123.4 for n in range(8)}, "total": 1.0, "vetoes": []})

@@ -9,6 +9,7 @@ step closes an attempt or an evaluation for good.
 from gradient_server.domain.events import Event
 from gradient_server.graph import sql
 from gradient_server.graph.evaluation_endings import evaluation_ended, find_evaluation
+from gradient_server.graph.lifting import lower_imported
 from gradient_server.graph.states import EvaluationEvent
 from gradient_server.graph.verdicts import abort_attempt
 from gradient_server.graph.work import Work
@@ -28,4 +29,9 @@ def carry_out(work: Work) -> list[Event]:
         else:
             evaluation, text = work.evaluations_to_abort.popitem()
             evaluation_ended(work, find_evaluation(work, evaluation), EvaluationEvent.ABORTED, text)
+    if work.imports_over:
+        # Alone, or of two that end at once each would take the other for waiting.
+        sql.lock_graph(work.connection)
+        lower_imported(work)
+        work.imports_over = False
     return work.events

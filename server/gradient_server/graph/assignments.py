@@ -33,7 +33,7 @@ _CLOSE = sql.statement(
     "UPDATE dispatched_job SET status = :status, finished_at = :now, last_seq = :seq,"
     " spans_dropped = :spans_dropped WHERE id = :id AND finished_at IS NULL"
 )
-_FORGET_IMPORTS = sql.statement("DELETE FROM import_request WHERE assignment = :id")
+_FORGET_IMPORTS = sql.statement("DELETE FROM import_request WHERE assignment = :id RETURNING query")
 _ATTEMPT = sql.statement(
     "INSERT INTO build_attempt (assignment, build, worker, started_at, finished_at, outcome,"
     " error, log_bytes,"
@@ -106,7 +106,8 @@ def close_assignment(
     }
     sql.run(work.connection, _CLOSE, parameters)
     if assignment.kind is JobKind.EVAL:
-        sql.run(work.connection, _FORGET_IMPORTS, {"id": assignment.id})
+        forgotten = sql.run(work.connection, _FORGET_IMPORTS, {"id": assignment.id})
+        work.imports_over |= bool(forgotten)
     work.events.append(
         AssignmentClosed(assignment.id, assignment.job_key, assignment.kind, assignment.worker_id)
     )

@@ -10,6 +10,7 @@ from gradient_server.graph import sql
 from gradient_server.graph.assignments import Assignment, close_assignment, store_attempt
 from gradient_server.graph.failures import Decision, JobHistory, Limits, Outcome, decide, decide_lost
 from gradient_server.graph.heal import forget_paths, heal, missing_paths
+from gradient_server.graph.metrics import store_lost_peak
 from gradient_server.graph.progress import advance, fail_builds, finish
 from gradient_server.graph.states import BuildEvent
 from gradient_server.graph.transitions import move_builds
@@ -166,12 +167,20 @@ def build_failed(
 
 
 def note_peak(work: Work, build: Build, peak_ram_mb: int) -> None:
-    """Records the memory (MiB) at which a try was killed, if it is the largest so far."""
+    """Records the memory (MiB) at which a try was killed or lost, if it is the largest so far."""
     sql.run(work.connection, _PEAK, {"id": build.id, "peak": peak_ram_mb})
 
 
-def build_lost(work: Work, assignment: Assignment, build: Build, error: str) -> None:
-    """The worker no longer has it, or is gone, or did not confirm its abort."""
+def build_lost(
+    work: Work, assignment: Assignment, build: Build, error: str, peak_ram_mb: int | None = None
+) -> None:
+    """The worker no longer has it, or is gone, or did not confirm its abort.
+
+    The memory it was last seen with raises its prediction, and counts in the history of its name.
+    """
+    if peak_ram_mb is not None:
+        note_peak(work, build, peak_ram_mb)
+        store_lost_peak(work, assignment, peak_ram_mb)
     accepted = assignment.accepted_at is not None
     decision = decide_lost(accepted, assignment.abort_reason, build.history, limits(work))
     store_attempt(work, assignment, "Lost", error)

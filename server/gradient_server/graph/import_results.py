@@ -46,3 +46,4 @@ def answer_settled(work: Work, queries: Iterable[str]) -> None:
         work.events.append(ImportSettled(query, assignment, worker, ready, failed))
     if answers:
         sql.run(work.connection, _FORGET, {"queries": sql.array(work.connection, list(answers))})
+        work.imports_over = True

@@ -4,8 +4,6 @@ The builds it waits for, and all that is unfinished below them, are marked (`ifd
 before ordinary ones. The evaluation keeps its own slot and takes none of a build.
 """
 
-from collections.abc import Sequence
-
 import sqlalchemy as sa
 from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.worker import ImportRequest
@@ -13,9 +11,11 @@ from gradient_protocol.messages.worker import ImportRequest
 from gradient_server.domain.events import Event
 from gradient_server.domain.status import BuildStatus
 from gradient_server.graph import sql
+from gradient_server.graph.aftermath import carry_out
 from gradient_server.graph.assignments import find_open
 from gradient_server.graph.import_results import READY, answer_settled
-from gradient_server.graph.progress import advance, announce_queued, reset_builds
+from gradient_server.graph.lifting import lift_imported
+from gradient_server.graph.progress import advance, reset_builds
 from gradient_server.graph.work import Work
 
 __all__ = ["request_import"]
@@ -29,13 +29,6 @@ _MAKERS = sql.statement(
 _ASK = sql.statement(
     "INSERT INTO import_request (query, path, evaluation, assignment, build, created_at, result)"
     " VALUES (:query, :path, :evaluation, :assignment, :build, :now, :result) ON CONFLICT DO NOTHING"
-)
-_LIFT = sql.statement(
-    "WITH RECURSIVE below(id) AS (SELECT b.derivation FROM derivation_build b WHERE b.id IN [ids]"
-    " UNION SELECT e.dependency FROM below JOIN derivation_dependency e ON e.derivation = below.id"
-    " AND NOT e.runtime_only)"
-    " UPDATE derivation_build SET ifd = TRUE WHERE finished_at IS NULL AND NOT ifd"
-    " AND derivation IN (SELECT id FROM below) RETURNING id, status"
 )
 
 
@@ -80,10 +73,10 @@ def request_import(
             }
         )
     sql.run_many(connection, _ASK, rows)
-    _lift(work, [str(row["build"]) for row in rows if row["result"] is None])
+    lift_imported(work, [str(row["build"]) for row in rows if row["result"] is None])
     advance(work, again)
     answer_settled(work, [query.query_id])
-    return work.events
+    return carry_out(work)
 
 
 def _answer_now(
@@ -98,10 +91,3 @@ def _answer_now(
     if BuildStatus(status).is_final:
         return build, error or f"its build is {status}"
     return build, None
-
-
-def _lift(work: Work, builds: Sequence[str]) -> None:
-    if not builds:
-        return
-    lifted = sql.run(work.connection, _LIFT, {"ids": sql.array(work.connection, builds)})
-    announce_queued(work, [build for build, status in lifted if status == BuildStatus.QUEUED])

@@ -1,13 +1,26 @@
 """The rows that prediction learns from (scoring.md, History and Closure Size)."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
 from gradient_protocol.messages.shapes import EvalStats, Metrics
 
+from gradient_server.domain.plausible import (
+    MAX_BYTES,
+    MAX_CORE_SCORE,
+    MAX_CPU_PCT,
+    MAX_RAM_MB,
+    MAX_TIME_MS,
+    plausible,
+)
 from gradient_server.graph import sql
 from gradient_server.graph.assignments import Assignment
-from gradient_server.graph.content import is_stored_integer, is_stored_time
 from gradient_server.graph.work import Work
 
-__all__ = ["store_build_metrics", "store_evaluation_metrics"]
+__all__ = ["store_build_metrics", "store_evaluation_metrics", "store_lost_peak"]
+
+log = structlog.get_logger(__name__)
 
 _BUILD = sql.statement(
     "INSERT INTO derivation_metric (derivation, assignment, history_name, architecture,"
@@ -50,55 +63,87 @@ _EVALUATION = sql.statement(
     " (assignment) DO NOTHING",
 )
 _INT32_MAX = (1 << 31) - 1
+# Figures of a row by its columns, and what they may be at most.
+_BUILD_FIGURES = {
+    "peak_ram_mb": MAX_RAM_MB,
+    "anon_peak_ram_mb": MAX_RAM_MB,
+    "cpu_time_ms": _INT32_MAX * 1000,
+    "avg_cpu_pct": MAX_CPU_PCT,
+    "disk_read_bytes": MAX_BYTES,
+    "disk_write_bytes": MAX_BYTES,
+    "build_time_ms": MAX_TIME_MS,
+    "concurrent_builds": _INT32_MAX,
+    "build_cores": _INT32_MAX,
+    "cpu_core_score": MAX_CORE_SCORE,
+}
+_EVALUATION_FIGURES = {
+    "derivations": _INT32_MAX,
+    "known": _INT32_MAX,
+    "wall_ms": MAX_TIME_MS,
+    "cpu_ms": _INT32_MAX * 1000,
+    "peak_rss_mb": MAX_RAM_MB,
+}
 
 
 def store_build_metrics(
     work: Work, assignment: Assignment, metrics: Metrics, output_nar_size: int | None
 ) -> None:
     """One row for a real build, or for one that was killed for want of memory."""
+    figures = _believed(assignment, metrics, _BUILD_FIGURES)
     parameters = {
+        **figures,
         "build": assignment.job,
         "assignment": assignment.id,
         "now": work.now,
-        "peak_ram_mb": _integer(metrics.peak_ram_mb),
-        "anon_peak_ram_mb": _integer(metrics.anon_peak_ram_mb),
         "peak_source": None if metrics.peak_source is None else metrics.peak_source.value,
-        "cpu_time_ms": _integer(metrics.cpu_time_ms),
-        "avg_cpu_pct": _number(metrics.avg_cpu_pct),
-        "disk_read_bytes": _integer(metrics.disk_read_bytes),
-        "disk_write_bytes": _integer(metrics.disk_write_bytes),
-        "build_time_ms": _integer(metrics.build_time_ms),
         "output_nar_size": output_nar_size,
         "oom_killed": metrics.oom_killed,
-        "concurrent_builds": _small(metrics.concurrent_builds) or 0,
-        "build_cores": _small(metrics.build_cores),
-        "cpu_core_score": _number(metrics.cpu_core_score),
+        "concurrent_builds": figures["concurrent_builds"] or 0,
+    }
+    sql.run(work.connection, _BUILD, parameters)
+
+
+def store_lost_peak(work: Work, assignment: Assignment, peak_ram_mb: int) -> None:
+    """One row for a build that was lost with its worker: the memory (MiB) it was last seen with."""
+    parameters = {
+        **dict.fromkeys(_BUILD_FIGURES),
+        "build": assignment.job,
+        "assignment": assignment.id,
+        "now": work.now,
+        "peak_ram_mb": peak_ram_mb,
+        "peak_source": None,
+        "output_nar_size": None,
+        "oom_killed": False,
+        "concurrent_builds": 0,
     }
     sql.run(work.connection, _BUILD, parameters)
 
 
 def store_evaluation_metrics(work: Work, assignment: Assignment, stats: EvalStats) -> None:
     """One row for an evaluation's walk."""
+    figures = _believed(assignment, stats, _EVALUATION_FIGURES)
     parameters = {
+        **{name: value or 0 for name, value in figures.items()},
         "evaluation": assignment.job,
         "assignment": assignment.id,
         "now": work.now,
-        "derivations": _small(stats.derivations) or 0,
-        "known": _small(stats.known) or 0,
-        "wall_ms": _integer(stats.wall_ms) or 0,
-        "cpu_ms": _integer(stats.cpu_ms) or 0,
-        "peak_rss_mb": _integer(stats.peak_rss_mb),
+        "peak_rss_mb": figures["peak_rss_mb"],
     }
     sql.run(work.connection, _EVALUATION, parameters)
 
 
-def _integer(value: int | None) -> int | None:
-    return value if value is not None and is_stored_integer(value) else None
-
-
-def _small(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value <= _INT32_MAX else None
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and is_stored_time(value) else None
+def _believed(
+    assignment: Assignment, reported: Metrics | EvalStats, figures: Mapping[str, float]
+) -> dict[str, Any]:
+    """The reported figures by name; one that cannot be true is None, with one line in the log."""
+    given = {name: getattr(reported, name) for name in figures}
+    believed = {name: plausible(value, figures[name]) for name, value in given.items()}
+    if believed != given:
+        doubted = {name: value for name, value in given.items() if value != believed[name]}
+        log.warning(
+            "figures that cannot be true are left out",
+            assignment=assignment.id,
+            worker=assignment.worker_name,
+            figures=doubted,
+        )
+    return believed

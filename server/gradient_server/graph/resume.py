@@ -6,7 +6,7 @@ and goes on as a loss, unless its final report is stored. So does, after the gra
 came back for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -60,8 +60,13 @@ def resume(
     now: float,
     ids: IdSource,
     settings: GraphSettings | None = None,
+    peaks_mb: Mapping[str, int] | None = None,
 ) -> ResumeDecision:
-    """Decides about everything that the worker lists and everything that it holds here."""
+    """Decides about everything that the worker lists and everything that it holds here.
+
+    `peaks_mb`: the memory that builds were last seen with, by assignment; known of some.
+    """
+    peaks_mb = peaks_mb or {}
     work = Work(connection, now, ids, settings or GraphSettings())
     sql.lock_graph(connection)
     opened = [row[0] for row in sql.run(connection, _OPEN_OF_WORKER, {"worker": worker_id})]
@@ -75,12 +80,13 @@ def resume(
         elif listed.seq > assignment.last_seq and not assignment.report_held:
             # The server has stored less than it acknowledged once: a restored database.
             decision.dropped.append(listed.assignment_id)
-            _lose(work, decision, assignment, "the server's database has lost reports of it")
+            error = "the server's database has lost reports of it"
+            _lose(work, decision, assignment, error, peaks_mb)
         else:
             adopted.append((assignment, listed.seq))
     _adopt(work, decision, adopted)
     for assignment in held.values():
-        _lose(work, decision, assignment, "its worker came back without it")
+        _lose(work, decision, assignment, "its worker came back without it", peaks_mb)
     carry_out(work)
     return decision
 
@@ -94,16 +100,17 @@ def lose_assignments(
     ids: IdSource,
     settings: GraphSettings | None = None,
     error: str = "its worker was lost",
+    peaks_mb: Mapping[str, int] | None = None,
 ) -> list[Event]:
     """Declares lost those that are still open, this instance's, and without a stored final report.
 
-    Members of an attempt are left to the attempt's owner.
+    Members of an attempt are left to the attempt's owner. `peaks_mb`: as for `resume`.
     """
     work = Work(connection, now, ids, settings or GraphSettings())
     sql.lock_graph(connection)
     for assignment in find_open(work, assignment_ids):
         if assignment.instance_id == instance_id:
-            _lose(work, ResumeDecision(), assignment, error)
+            _lose(work, ResumeDecision(), assignment, error, peaks_mb or {})
     return carry_out(work)
 
 
@@ -139,13 +146,15 @@ def _adopt(work: Work, decision: ResumeDecision, adopted: Sequence[tuple[Assignm
             decision.aborts.append(AbortWanted(assignment.id, assignment.worker_id, reason, text))
 
 
-def _lose(work: Work, decision: ResumeDecision, assignment: Assignment, error: str) -> None:
+def _lose(
+    work: Work, decision: ResumeDecision, assignment: Assignment, error: str, peaks_mb: Mapping[str, int]
+) -> None:
     if assignment.report_held:
         return
     if assignment.cluster_attempt is not None:
         decision.lost_members.append(assignment.id)
         return
-    lose(work, assignment, error)
+    lose(work, assignment, error, peaks_mb.get(assignment.id))
 
 
 def _abort_text(reason: AbortReason) -> str:

@@ -24,3 +24,5 @@ class Work:
     # members were aborted, and evaluations that were waiting members of a cluster that ended.
     attempts_to_abort: dict[str, str] = field(default_factory=dict)
     evaluations_to_abort: dict[str, str] = field(default_factory=dict)
+    # An evaluation no longer waits for an import: builds may have to be lowered again.
+    imports_over: bool = False

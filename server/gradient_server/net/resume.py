@@ -22,6 +22,7 @@ from gradient_server.domain.events import Event
 from gradient_server.domain.job import split_job_key
 from gradient_server.graph.resume import ResumeDecision, lose_assignments
 from gradient_server.graph.resume import resume as decide_resume
+from gradient_server.history.adopted import adopted_ram_mb
 from gradient_server.net.services import Services
 from gradient_server.net.session import Session
 from gradient_server.scheduler.model import AssignedJob, WorkerInfo
@@ -39,6 +40,8 @@ class _Resumed:
     opened: Mapping[str, OpenAssignment]
     names: Mapping[str, str]
     row: WorkerRow | None
+    # MiB by shared build, where it can be told.
+    ram_mb: Mapping[str, float]
 
 
 async def resume(services: Services, session: Session, message: ResumeJobs) -> None:
@@ -47,8 +50,10 @@ async def resume(services: Services, session: Session, message: ResumeJobs) -> N
     if capabilities is None:
         raise ProtocolError(400, "ResumeJobs before WorkerCapabilities")
 
+    peaks_mb = services.scheduler.observed_peaks_mb(session.worker_id)
+
     def decide(connection: sa.Connection) -> tuple[_Resumed, Sequence[Event]]:
-        found = _decide(services, session.worker_id, message.running, connection)
+        found = _decide(services, session.worker_id, message.running, connection, peaks_mb)
         return found, found.decision.events
 
     found = await services.transact(decide)
@@ -92,7 +97,11 @@ async def resume(services: Services, session: Session, message: ResumeJobs) -> N
 
 
 def _decide(
-    services: Services, worker_id: str, running: Sequence[ResumedJob], connection: sa.Connection
+    services: Services,
+    worker_id: str,
+    running: Sequence[ResumedJob],
+    connection: sa.Connection,
+    peaks_mb: Mapping[str, int],
 ) -> _Resumed:
     now = services.clock.now()
     opened = open_assignments(connection, instance_id=services.instance_id, worker_id=worker_id)
@@ -109,6 +118,7 @@ def _decide(
         now=now,
         ids=services.ids,
         settings=services.graph_settings,
+        peaks_mb=peaks_mb,
     )
     note_worker_seen(connection, worker_id, now=now)
     return _Resumed(
@@ -116,6 +126,7 @@ def _decide(
         {assignment.assignment_id: assignment for assignment in opened},
         _names(connection, opened),
         find_worker(connection, worker_id),
+        adopted_ram_mb(connection, _builds(opened), now=now),
     )
 
 
@@ -129,6 +140,7 @@ def _still_working(found: _Resumed, running: Sequence[ResumedJob]) -> list[Assig
             kind=found.opened[adopted.assignment_id].kind,
             name=found.names.get(found.opened[adopted.assignment_id].job_key, ""),
             cluster_attempt=found.opened[adopted.assignment_id].cluster_attempt,
+            ram_reserved_mb=found.ram_mb.get(split_job_key(found.opened[adopted.assignment_id].job_key)[1]),
         )
         for adopted in found.decision.adopted
         if states[adopted.assignment_id] is not ResumeState.DONE
@@ -149,8 +161,12 @@ def _adopted_members(found: _Resumed, running: Sequence[ResumedJob]) -> list[Ado
     return members
 
 
+def _builds(opened: Sequence[OpenAssignment]) -> list[str]:
+    return [split_job_key(entry.job_key)[1] for entry in opened if entry.kind is JobKind.BUILD]
+
+
 def _names(connection: sa.Connection, opened: Sequence[OpenAssignment]) -> dict[str, str]:
-    builds = [split_job_key(entry.job_key)[1] for entry in opened if entry.kind is JobKind.BUILD]
+    builds = _builds(opened)
     if not builds:
         return {}
     query = sa.select(derivation_build.c.id, derivation.c.name).join(
@@ -162,6 +178,7 @@ def _names(connection: sa.Connection, opened: Sequence[OpenAssignment]) -> dict[
 
 async def lose_worker(services: Services, worker_id: str) -> None:
     """The grace is over and the worker did not come back: what it still has is lost."""
+    peaks_mb = services.scheduler.observed_peaks_mb(worker_id)
 
     def lose(connection: sa.Connection) -> tuple[None, Sequence[Event]]:
         opened = open_assignments(connection, instance_id=services.instance_id, worker_id=worker_id)
@@ -172,6 +189,7 @@ async def lose_worker(services: Services, worker_id: str) -> None:
             now=services.clock.now(),
             ids=services.ids,
             settings=services.graph_settings,
+            peaks_mb=peaks_mb,
         )
 
     await services.transact(lose)

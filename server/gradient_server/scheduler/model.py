@@ -80,8 +80,10 @@ class AssignedJob:
     name: str = ""
     accepted: bool = True
     stage: JobStage | None = None
-    # What is known of the job, where the caller has it: its memory is reserved by it.
+    # What is known of the job, where the caller has it.
     job: PendingJob | None = None
+    # MB that it is counted with. None: not known; a build then counts as an unmeasured one.
+    ram_reserved_mb: float | None = None
     cluster_attempt: str | None = None
 
 

@@ -5,6 +5,7 @@ is written to the database by loops of its own (`run`). Messages go out through 
 outboxes, in the order of the calls.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -255,9 +256,23 @@ class Scheduler:
                 job=one.job,
                 stage=one.stage,
                 answered=True,
+                ram_reserved_mb=self._adopted_ram_mb(one),
                 cluster_attempt=one.cluster_attempt,
             )
         )
+
+    def _adopted_ram_mb(self, one: AssignedJob) -> float:
+        if one.ram_reserved_mb is not None:
+            return one.ram_reserved_mb
+        return self.dispatcher.instance().unmeasured_build_ram_mb if one.kind is JobKind.BUILD else 0.0
+
+    def observed_peaks_mb(self, worker_id: str) -> dict[str, int]:
+        """The memory (MB) that the worker's builds were last seen with, by assignment; of those measured."""
+        return {
+            one.assignment_id: math.ceil(one.ram_observed_mb)
+            for one in self.pool.of_worker(worker_id)
+            if one.kind is JobKind.BUILD and one.ram_observed_mb is not None
+        }
 
     def worker_disconnected(self, worker_id: str) -> None:
         """The session ended. What the worker has stays assigned, for the grace."""

@@ -9,6 +9,7 @@ from gradient_protocol.kinds import JobKind, JobStage
 from gradient_protocol.limits import MAX_WINDOW_CANDIDATES
 from gradient_protocol.messages.worker import WorkerMetrics
 
+from gradient_server.domain.plausible import MAX_CORE_SCORE, MAX_MBPS, MAX_RAM_MB, plausible
 from gradient_server.scheduler.model import Assignment, Outbox, WorkerInfo
 from gradient_server.scheduler.ram import Reserved, reserved_by
 from gradient_server.scheduler.tracker import Tracked
@@ -56,9 +57,9 @@ def _sample(value: float | None, upper: float = math.inf) -> float:
     return min(float(value), upper)
 
 
-def _speed(value: float | None) -> float:
-    """A speed or score; one of 0 says nothing about how long things take."""
-    sample = _sample(value)
+def _speed(value: float | None, most: float = MAX_MBPS) -> float:
+    """A speed or score: one of 0 says nothing about how long things take, nor does one beyond `most`."""
+    sample = _sample(plausible(value, most))
     return sample if sample > 0 else NAN
 
 
@@ -134,7 +135,7 @@ class Worker:
     @property
     def ram_releasable_mb(self) -> float:
         """MB that would be free if every job of ours ended: never more than the total."""
-        total = _speed(self.info.capabilities.ram_total_mb)
+        total = _speed(self.info.capabilities.ram_total_mb, MAX_RAM_MB)
         if math.isnan(self._live.ram_free_mb):
             return total
         free = self._live.ram_free_mb + self.reserved.observed_mb
@@ -155,7 +156,8 @@ class Worker:
         self._measures_builds = peaks is not None
         for assignment_id, peak_mb in (peaks or {}).items():
             assignment = self.assigned.get(assignment_id)
-            seen = _sample(peak_mb)
+            # No build has more than the whole host.
+            seen = _sample(peak_mb, float(capabilities.ram_total_mb) or MAX_RAM_MB)
             if assignment is not None and not math.isnan(seen):
                 assignment.ram_observed_mb = max(assignment.ram_observed_mb or 0.0, seen)
         self.lateness_secs = _sample(metrics.lateness_secs)
@@ -218,8 +220,8 @@ class Worker:
             fetch=self.info.can.fetch,
             metrics=WorkerMetricsView(
                 cpu_count=_speed(capabilities.cpu_count),
-                cpu_core_score=_speed(capabilities.cpu_core_score),
-                ram_total_mb=_speed(capabilities.ram_total_mb),
+                cpu_core_score=_speed(capabilities.cpu_core_score, MAX_CORE_SCORE),
+                ram_total_mb=_speed(capabilities.ram_total_mb, MAX_RAM_MB),
                 ram_free_mb=live.ram_free_mb,
                 cpu_usage_pct=live.cpu_usage_pct,
                 disk_speed_mbps=live.disk_speed_mbps,
