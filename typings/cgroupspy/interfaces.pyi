@@ -1,6 +1,5 @@
 # Only what meters/cgroup.py uses. A file interface is a descriptor: reading it opens the file.
-from typing import Generic, TypeVar, overload
-from typing_extensions import Self
+from typing import Generic, Self, TypeVar, overload
 
 _T = TypeVar("_T")
 
