@@ -3,7 +3,8 @@
 
 A job is told its prediction when it is queued, if its history is known already; else the history is
 wanted, and the job is no candidate until it is loaded, which takes one read. When a build ends, what its
-history tells is stale: jobs that wait under the same name get the fresh prediction swapped in.
+history tells is stale: jobs that wait under the same name get the fresh prediction swapped in. What is
+only stale is gathered by the loader, for a thousand builds of one name may end within a second.
 """
 
 from collections import OrderedDict
@@ -47,6 +48,8 @@ class HistoryBook:
         self._stale: set[HistoryKey] = set()
         self._users: dict[HistoryKey, dict[str, None]] = {}
         self._wanted: dict[HistoryKey, None] = {}
+        # Known, waited under, and to be loaded again in a moment.
+        self._outdated: dict[HistoryKey, None] = {}
         self.wake: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -82,11 +85,20 @@ class HistoryBook:
             if key.kind is JobKind.EVAL:
                 self._outdate(key)
 
+    def want_outdated(self) -> None:
+        """What became stale is to be loaded now."""
+        for key in self._outdated:
+            self._wanted[key] = None
+        if self._outdated:
+            self._outdated.clear()
+            self.wake()
+
     def take_wanted(self, limit: int) -> list[HistoryKey]:
         """The next keys to load, at most `limit`."""
         taken = [key for key, _ in zip(self._wanted, range(limit), strict=False)]
         for key in taken:
             del self._wanted[key]
+            self._outdated.pop(key, None)
             self._stale.discard(key)
         return taken
 
@@ -94,9 +106,11 @@ class HistoryBook:
         """Takes over what was loaded; the waiting jobs whose prediction this is."""
         changed: list[tuple[str, HistoryPrediction]] = []
         for key, prediction in loaded.items():
+            is_news = self._known.get(key) != prediction
             self._known[key] = prediction
             self._known.move_to_end(key)
-            changed.extend((job_id, prediction) for job_id in self._users.get(key, ()))
+            if is_news:
+                changed.extend((job_id, prediction) for job_id in self._users.get(key, ()))
         while len(self._known) > MAX_KEPT:
             key, _ = self._known.popitem(last=False)
             self._stale.discard(key)
@@ -112,7 +126,7 @@ class HistoryBook:
 
     def _outdate(self, key: HistoryKey) -> None:
         if key in self._users:
-            self._want(key)
+            self._outdated[key] = None
         elif key in self._known:
             self._stale.add(key)
 

@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 RETENTION_DAYS: Final = 90
 _BATCH: Final = 128
+_REFRESH_SECS: Final = 1.0
 
 # Told of a waiting job and its new prediction.
 SwapIn = Callable[[str, HistoryPrediction], None]
@@ -86,11 +87,16 @@ class HistoryLoader:
             self._book.outdate_evaluations()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Loads whatever is wanted, for ever."""
+        """Loads whatever is wanted, for ever: what jobs wait for at once, what became stale once a second."""
         task_status.started()
+        refresh_at = trio.current_time() + _REFRESH_SECS
         while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
+            with trio.move_on_at(refresh_at):
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+            if trio.current_time() >= refresh_at:
+                self._book.want_outdated()
+                refresh_at = trio.current_time() + _REFRESH_SECS
             while await self.load_batch():
                 pass
 

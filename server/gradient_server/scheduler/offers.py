@@ -88,20 +88,23 @@ class Offers:
         return min(max(wanted, _FEW_WORKERS), OFFER_WORKERS)
 
     def _offer_first(self, tracked: Tracked, workers: Iterable[str], limit: int) -> None:
-        """To the first of `workers`; most of those that have enough are passed over."""
+        """To the first of `workers`; of those that have enough, few get it, who have the least."""
         kind = tracked.job.kind
-        passed_over = 0
+        passed_over: list[Worker] = []
         for worker_id in workers:
             worker = self._pool.workers[worker_id]
             if not worker.eligible[tracked.requirement_id]:
                 continue
-            few = len(tracked.offered_to) < _FEW_WORKERS
-            if few or len(worker.windows[kind]) < WINDOW_ENOUGH:
+            if len(worker.windows[kind]) < WINDOW_ENOUGH:
                 self._offer_if_able(worker, tracked)
             else:
-                passed_over += 1
-            if len(tracked.offered_to) >= limit or passed_over >= _PASSED_OVER:
-                return
+                passed_over.append(worker)
+            if len(tracked.offered_to) >= limit or len(passed_over) == _PASSED_OVER:
+                break
+        if len(tracked.offered_to) < _FEW_WORKERS:
+            passed_over.sort(key=lambda worker: len(worker.windows[kind]))
+            for worker in passed_over[: _FEW_WORKERS - len(tracked.offered_to)]:
+                self._offer_if_able(worker, tracked)
 
     def _offer_hungry(self, tracked: Tracked, limit: int) -> None:
         """To those that have had too little to choose from the longest."""
