@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 import psutil
+import trustme
 
 __all__ = [
     "Build",
@@ -28,6 +29,7 @@ __all__ = [
     "by_name",
     "clean_environment",
     "free_port",
+    "is_alive",
     "one_line",
     "program",
     "wait_until",
@@ -62,6 +64,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: one that merely waits to be reaped does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(what: str, look: Callable[[], T], *, secs: float = READY_SECS) -> T:
@@ -231,6 +241,24 @@ class Pool:
         ]  # fmt: skip
         self.restart_server()
 
+    def start_tls_server(self, *flags: str) -> None:
+        """Starts it with a certificate of an authority that is made for it, `ca.pem`."""
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1", "localhost")
+        cert, key = self.directory / "cert.pem", self.directory / "key.pem"
+        issued.cert_chain_pems[0].write_to_path(cert)
+        issued.private_key_pem.write_to_path(key)
+        authority.cert_pem.write_to_path(self.ca_file)
+        self.start_server(
+            "--proto-tls-cert", str(cert), "--proto-tls-key", str(key), *flags,
+            listen=f"tls://127.0.0.1:{free_port()}",
+        )  # fmt: skip
+
+    @property
+    def ca_file(self) -> Path:
+        """Where the authority of `start_tls_server` is."""
+        return self.directory / "ca.pem"
+
     def restart_server(self) -> None:
         """Starts it with the same options again."""
         output = self.directory / "server.log"
@@ -363,6 +391,12 @@ class Pool:
         assert answer.is_success, answer.text
         content: Json = answer.json()
         return content
+
+    def log_size(self, job: str) -> int:
+        """Bytes of its log that the server has."""
+        answer = self._api.get(f"/jobs/{job}/log")
+        assert answer.is_success, answer.text
+        return len(answer.content)
 
     def evaluation(self, evaluation: str) -> Json:
         """The evaluation as it stands."""

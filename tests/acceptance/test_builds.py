@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.pool import Build, Pool, by_name, one_line, wait_until
+from tests.acceptance.pool import Build, Pool, by_name, is_alive, one_line, wait_until
 
 SOON_SECS = 1.0
 BIG_LINE = 100 * 1024 * 1024
@@ -157,11 +157,11 @@ def test_an_aborted_evaluation_takes_its_running_build_along(pool: Pool, tmp_pat
     )
     evaluation = pool.submit(tree)
     build = pool.running(evaluation, "aborted-1.0")
-    wait_until("the build's pid", pids.exists)
+    wait_until("the build's pid", lambda: pids.exists() and pids.read_text())
     assert pool.gradient("abort", f"eval:{evaluation}").returncode == 0
     assert pool.ended(evaluation)["status"] == "Aborted"
-    pid = pids.read_text().strip()
-    wait_until("the end of its process", lambda: not Path(f"/proc/{pid}").exists(), secs=20)
+    pid = int(pids.read_text())
+    wait_until("the end of its process", lambda: not is_alive(pid), secs=20)
     wait_until("its report", lambda: pool.get(f"/jobs/build:{build['id']}")["status"] == "Aborted")
     again = pool.submit(tree)
     assert pool.running(again, "aborted-1.0")["id"] != build["id"], "asking again builds again"

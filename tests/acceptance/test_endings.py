@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.acceptance.pool import Build, Pool, by_name
+from tests.acceptance.pool import Build, Pool, by_name, is_alive
 
 GRANDCHILDREN = """
 setsid sleep 3170 </dev/null >/dev/null 2>&1 & echo $!
@@ -95,6 +95,6 @@ def test_grandchildren_end_with_their_build(pool: Pool, endings: Endings) -> Non
     assert len(pids) == 2
     for pid in pids:
         # Another process may have its number by now.
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).name() != "sleep"
+        assert not is_alive(pid) or psutil.Process(pid).name() != "sleep"
     attempt = pool.get(f"/jobs/{job}")["attempts"][0]
     assert attempt["finished_at"] - attempt["started_at"] < 10, "it waited for a grandchild"

@@ -1,5 +1,6 @@
 """Who may work: tokens that are missing, wrong or revoked, files that others may read, certificates."""
 
+import datetime as dt
 import hashlib
 import json
 import ssl
@@ -15,7 +16,6 @@ from tests.acceptance.pool import (
     Build,
     Pool,
     clean_environment,
-    free_port,
     one_line,
     program,
     wait_until,
@@ -43,21 +43,13 @@ def refusal(pool: Pool, name: str) -> dict[str, Any]:
 def tls_pool() -> Iterator[Pool]:
     """A server with a certificate of an authority that was made on the spot, and no worker."""
     with Pool() as made:
-        authority = trustme.CA()
-        issued = authority.issue_cert("127.0.0.1", "localhost")
-        issued.cert_chain_pems[0].write_to_path(made.directory / "cert.pem")
-        issued.private_key_pem.write_to_path(made.directory / "key.pem")
-        authority.cert_pem.write_to_path(made.directory / "ca.pem")
+        made.start_tls_server()
         trustme.CA().cert_pem.write_to_path(made.directory / "other-ca.pem")
-        made.start_server(
-            "--proto-tls-cert", f"{made.directory}/cert.pem", "--proto-tls-key", f"{made.directory}/key.pem",
-            listen=f"tls://127.0.0.1:{free_port()}",
-        )  # fmt: skip
         yield made
 
 
 def test_a_worker_without_a_token_is_told_how_to_get_one(tls_pool: Pool) -> None:
-    flags = ("--server-ca-file", f"{tls_pool.directory}/ca.pem")
+    flags = ("--server-ca-file", str(tls_pool.ca_file))
     tls_pool.start_worker("host-new", *flags, register=False, wait=False)
     assert refusal(tls_pool, "host-new")["code"] in (401, 403)
     log = (tls_pool.directory / "host-new.log").read_text()
@@ -73,7 +65,7 @@ def test_a_wrong_token_is_refused_until_the_right_one_is_there_and_then_work_sta
     peer, _, token = line.partition(":")
     tls_pool.write_peers("host-late", f"{peer}:{token[::-1]}\n")
     (tls_pool.directory / "host-late/worker_id").write_text(ID + "\n")
-    flags = ("--server-ca-file", f"{tls_pool.directory}/ca.pem")
+    flags = ("--server-ca-file", str(tls_pool.ca_file))
     tls_pool.start_worker("host-late", *flags, register=False, wait=False)
     refused = refusal(tls_pool, "host-late")
     assert refused["code"] == 401
@@ -97,13 +89,11 @@ def test_a_wrong_token_is_refused_until_the_right_one_is_there_and_then_work_sta
 
 def epoch(timestamp: str) -> float:
     """Seconds of a log's time."""
-    import datetime as dt
-
     return dt.datetime.fromisoformat(timestamp).timestamp()
 
 
 def test_a_revoked_worker_is_let_go_and_not_let_in_again(tls_pool: Pool) -> None:
-    tls_pool.start_worker("host-gone", "--server-ca-file", f"{tls_pool.directory}/ca.pem")
+    tls_pool.start_worker("host-gone", "--server-ca-file", str(tls_pool.ca_file))
     assert tls_pool.gradient("worker", "revoke", "host-gone").returncode == 0
 
     def refused() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pool import Build, Pool, by_name, program, wait_until
+from tests.acceptance.pool import Build, Pool, by_name, is_alive, program, wait_until
 
 TERM_AND_KILL = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 
@@ -21,6 +21,13 @@ def restarted() -> Iterator[Pool]:
         made.start_server("--build-retry-backoff-secs", "0.2")
         made.start_worker("host-a", "--build-max-concurrent", "2")
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _let_go(tmp_path: Path) -> Iterator[None]:
+    """Whatever became of a test, its build does not keep the next one from a slot."""
+    yield
+    (tmp_path / "go").touch()
 
 
 @dataclass(frozen=True)
@@ -58,15 +65,9 @@ class Under:
     evaluation: str
     job: str
 
-    def wait_for_log(self, pool: Pool, more_than: int) -> int:
-        """Returns the size of its log at the server once it has grown beyond `more_than` bytes."""
-
-        def grown() -> int:
-            attempts = pool.get(f"/jobs/{self.job}")["attempts"]
-            size: int = attempts[0]["log_bytes"] if attempts else 0
-            return size if size > more_than else 0
-
-        return wait_until("a log that grows", grown)
+    def wait_for_log(self, pool: Pool, more_than: int) -> None:
+        """Returns once the server has more than so many bytes of its log."""
+        wait_until("a log that grows", lambda: pool.log_size(self.job) > more_than, secs=30)
 
     def finish(self, pool: Pool) -> None:
         """Lets it end, and looks at what the restart left of it."""
@@ -91,19 +92,13 @@ def begin(pool: Pool, name: str, directory: Path) -> Under:
     return under
 
 
-def log_size(pool: Pool, job: str) -> int:
-    """Bytes of its log that the server has."""
-    size: int = pool.get(f"/jobs/{job}")["attempts"][0]["log_bytes"]
-    return size
-
-
 @TERM_AND_KILL
 def test_the_server_is_restarted_in_mid_build(
     restarted: Pool, tmp_path: Path, number: signal.Signals
 ) -> None:
     under = begin(restarted, f"through-server-{number.value}.0", tmp_path)
     assert restarted.server is not None
-    before = log_size(restarted, under.job)
+    before = restarted.log_size(under.job)
     with subprocess.Popen(
         [program("gradient"), "logs", "-f", under.job],
         stdout=subprocess.DEVNULL,
@@ -146,7 +141,7 @@ def test_a_watched_build_outlives_a_restart_of_the_server(restarted: Pool, tmp_p
 @TERM_AND_KILL
 def test_the_agent_is_restarted_in_mid_build(restarted: Pool, tmp_path: Path, number: signal.Signals) -> None:
     under = begin(restarted, f"through-agent-{number.value}.0", tmp_path)
-    before = log_size(restarted, under.job)
+    before = restarted.log_size(under.job)
     agent = restarted.workers["host-a"].process
     code = agent.end(number)
     assert code == (0 if number is signal.SIGTERM else -number)
@@ -160,7 +155,7 @@ def test_a_build_that_ends_while_no_agent_is_there_is_reported_by_the_next(
     restarted: Pool, tmp_path: Path
 ) -> None:
     under = begin(restarted, "unattended-1.0", tmp_path)
-    wait_until("some lines", lambda: log_size(restarted, under.job) > 20)
+    wait_until("some lines", lambda: restarted.log_size(under.job) > 20)
     restarted.workers["host-a"].process.end(signal.SIGKILL)
     under.counting.go()
     time.sleep(1)
@@ -183,4 +178,4 @@ def test_a_build_whose_runner_is_killed_is_built_again(restarted: Pool, tmp_path
     assert first["outcome"] != "Completed"
     assert first["error"] == "the process that ran the build died"
     for pid in (tmp_path / "starts").read_text().split():
-        assert not Path(f"/proc/{pid}").exists(), "the first one still runs beside the second"
+        assert not is_alive(int(pid)), "the first one still runs"
