@@ -7,7 +7,8 @@ member reported never reaches them.
 import sqlalchemy as sa
 
 from gradient_server.db.queries.clusters import close_open_attempt
-from gradient_server.domain.events import AssignmentClosed, Event, JobQueued
+from gradient_server.db.queries.uploads import drop_waiting_uploads
+from gradient_server.domain.events import AssignmentClosed, Event, JobQueued, ObjectUnused
 from gradient_server.domain.status import AttemptOutcome
 from gradient_server.graph.jobs import load_pending
 
@@ -38,6 +39,9 @@ def fail_prepare(
     events: list[Event] = [
         AssignmentClosed(one.assignment_id, one.job_key, one.kind, one.worker_id) for one in closed
     ]
+    # A worker that sent something of a job that it only held: nobody takes it.
+    dropped = drop_waiting_uploads(connection, [one.assignment_id for one in closed])
+    events.extend(ObjectUnused(name) for name in dropped)
     waiting = [one.job_key for one in closed if one.requeued]
     if waiting:
         events.extend(JobQueued(job) for job in load_pending(connection, waiting, now))

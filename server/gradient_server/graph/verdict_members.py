@@ -6,14 +6,13 @@ that would have been tried again cannot be, alone: under Fail it becomes Permane
 cluster was completed or aborted without it, the member ends Aborted like one that was still running.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from gradient_protocol.kinds import FailureKind, JobKind
 from gradient_protocol.messages.worker import JobCompleted, JobFailed
 
 from gradient_server.cluster.verdict import Verdict
-from gradient_server.db.queries.cached_paths import CachedPath, object_in_use, put_path
+from gradient_server.db.queries.cached_paths import CachedPath, put_path
 from gradient_server.domain.events import ObjectUnused, PathStored
 from gradient_server.domain.status import AssignmentStatus, BuildStatus
 from gradient_server.graph import sql
@@ -43,13 +42,12 @@ from gradient_server.graph.transitions import move_builds
 from gradient_server.graph.verdict_rows import Member
 from gradient_server.graph.work import Work
 
-__all__ = ["close_member", "drop_uploads", "put_back", "settle_member"]
+__all__ = ["close_member", "put_back", "settle_member"]
 
 _MAX_ERROR_CHARACTERS: Final = 64 * 1024
 _OWN_FAILURES: Final = (FailureKind.PERMANENT, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
 _COMMIT = sql.statement("UPDATE upload SET committed = TRUE WHERE request IN [requests]")
-_DROP = sql.statement("DELETE FROM upload WHERE assignment IN [ids] AND NOT committed RETURNING object")
 
 
 def close_member(work: Work, member: Member) -> None:
@@ -92,15 +90,6 @@ def put_back(work: Work, member: Member) -> None:
     move_builds(work, [build.id], BuildEvent.WAITS_AGAIN)
     _repair(work, member, build)
     advance(work, [build.id])
-
-
-def drop_uploads(work: Work, members: Sequence[Member]) -> None:
-    """Forgets what the members uploaded and no path is; objects that nothing names are to be deleted."""
-    ids = [member.assignment.id for member in members]
-    rows = sql.run(work.connection, _DROP, {"ids": sql.array(work.connection, ids)})
-    for name in sorted({row[0] for row in rows if row[0] is not None}):
-        if not object_in_use(work.connection, name):
-            work.events.append(ObjectUnused(name))
 
 
 def _succeed(work: Work, member: Member) -> None:

@@ -12,12 +12,13 @@ from typing import Final
 from gradient_protocol.kinds import JobKind
 
 from gradient_server.cluster.verdict import MemberReport, MemberState, Verdict, decide
-from gradient_server.domain.events import Event
+from gradient_server.db.queries.uploads import drop_waiting_uploads
+from gradient_server.domain.events import Event, ObjectUnused
 from gradient_server.domain.status import AbortReason, AttemptOutcome, ClusterStatus
 from gradient_server.graph import sql
 from gradient_server.graph.cluster_status import announce_cluster, set_cluster_status
 from gradient_server.graph.member_reports import lose_member
-from gradient_server.graph.verdict_members import close_member, drop_uploads, put_back, settle_member
+from gradient_server.graph.verdict_members import close_member, put_back, settle_member
 from gradient_server.graph.verdict_rows import Attempt, Member, find_attempt, find_members, member_reports
 from gradient_server.graph.work import Work
 
@@ -113,7 +114,8 @@ def _settle(
             put_back(work, member)
         else:
             settle_member(work, member, verdict, f"its cluster attempt ended: {reason}")
-    drop_uploads(work, members)
+    dropped = drop_waiting_uploads(work.connection, [member.assignment.id for member in members])
+    work.events.extend(ObjectUnused(name) for name in dropped)
     if verdict is Verdict.RETRY:
         announce_cluster(work, attempt.cluster)
     survivors = [member.assignment.id for member in members if member.report is None]

@@ -1,12 +1,13 @@
 """Uploads under way: who sends what, until when its partial object is kept, and what a finished one
 of a cluster's member waits with until the verdict (protocol.md, "Transfers", "Build steps")."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from gradient_protocol.kinds import Compression
 
+from gradient_server.db.hot import HotStatement, array_of, execute_text, texts_in
 from gradient_server.db.queries.cached_paths import CachedPath, object_in_use
 from gradient_server.db.queries.upsert import insert_or_ignore
 from gradient_server.db.tables import dispatched_job, upload
@@ -17,6 +18,7 @@ __all__ = [
     "delete_stranded_uploads",
     "delete_upload",
     "delete_uploads_of",
+    "drop_waiting_uploads",
     "expired_uploads",
     "extend_lease",
     "find_upload",
@@ -26,6 +28,8 @@ __all__ = [
     "uploads_of",
     "waits_for_verdict",
 ]
+
+_IN = texts_in("assignment", "assignments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,22 @@ def waits_for_verdict(connection: sa.Connection, assignment: str) -> bool:
     row = dispatched_job.c
     query = sa.select(row.id).where(row.id == assignment, row.finished_at.is_(None))
     return connection.execute(query.with_for_update(read=True)).first() is not None
+
+
+_DROP = HotStatement(
+    f"DELETE FROM upload WHERE {_IN[0]} AND NOT committed RETURNING object",  # noqa: S608 - our own words
+    f"DELETE FROM upload WHERE {_IN[1]} AND NOT committed RETURNING object",  # noqa: S608 - our own words
+)
+
+
+def drop_waiting_uploads(connection: sa.Connection, assignments: Iterable[str]) -> list[str]:
+    """Forgets what these members uploaded and no verdict has committed.
+
+    Returns the objects that nothing names any more, to be deleted after the commit.
+    """
+    rows = execute_text(connection, _DROP, {"assignments": array_of(connection, assignments)})
+    objects = sorted({row[0] for row in rows if row[0] is not None})
+    return [name for name in objects if not object_in_use(connection, name)]
 
 
 def delete_stranded_uploads(connection: sa.Connection) -> list[str]:
