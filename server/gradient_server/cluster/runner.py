@@ -353,6 +353,10 @@ class ClusterRunner:
         if held is not None and (held is not before or held.seats != seats):
             log.info("a cluster reserves its seats", cluster=held.cluster_id)
             self.rows.held(held)
+            for seat in held.seats:
+                if seat.kind is JobKind.BUILD:
+                    # Memory is not kept for a build that the reserved worker will not get.
+                    self._scheduler.dispatcher.waiting.end_worker(seat.worker_id)
 
     def _excluded(self, now: float) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
