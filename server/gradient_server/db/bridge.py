@@ -23,18 +23,24 @@ import trio
 
 from gradient_server.db.errors import DatabaseClosedError
 
-__all__ = ["Bridge", "Request"]
+__all__ = ["Bridge", "Request", "Together"]
 
 T = TypeVar("T")
+
+Together = Callable[[sa.Connection, Sequence[Callable[[sa.Connection], Any]]], Sequence[Any | None]]
+"""Does the work of several requests at once; None for each that is to be run alone."""
 
 
 class Request(Generic[T]):
     """One transaction that a task waits for."""
 
-    __slots__ = ("_ticket", "fn", "result", "task")
+    __slots__ = ("_ticket", "fn", "result", "task", "together")
 
-    def __init__(self, fn: Callable[[sa.Connection], T], task: trio.lowlevel.Task) -> None:
+    def __init__(
+        self, fn: Callable[[sa.Connection], T], task: trio.lowlevel.Task, together: Together | None
+    ) -> None:
         self.fn = fn
+        self.together = together
         self.task = task
         self.result: outcome.Maybe[T] | None = None
         # Whoever takes it decides: the thread begins the transaction, or the caller is cancelled.
@@ -72,7 +78,7 @@ class Bridge:
         """Requests that wait for a thread or are being worked on."""
         return self._limit - self._room.value
 
-    async def call(self, fn: Callable[[sa.Connection], T]) -> T:
+    async def call(self, fn: Callable[[sa.Connection], T], together: Together | None = None) -> T:
         """Has a thread run `fn` in a transaction and returns, or raises, what came of it."""
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
@@ -82,7 +88,7 @@ class Bridge:
         try:
             if self._closed is not None:
                 raise DatabaseClosedError(self._closed)
-            request = Request(fn, trio.lowlevel.current_task())
+            request = Request(fn, trio.lowlevel.current_task(), together)
             self.inbox.put(request)
             answer: T = await trio.lowlevel.wait_task_rescheduled(request.abort)
             return answer

@@ -2,18 +2,21 @@
 
 SQLite's writer commits in groups: it takes what waits in the queue, gives each request a savepoint
 of its own, commits once and answers all of them after the commit. A request that raises is undone
-alone; a commit that fails is answered to everyone in the group.
+alone; a commit that fails is answered to everyone in the group. Requests of one sort that wait one
+behind the other may be done by one function for all of them (`together`), with fewer statements.
 
 A pool (readers of SQLite, readers and writers of PostgreSQL) runs one transaction a request, and
 repeats one that the database gave up in favour of another (serialisation failure, deadlock), or
 whose connection broke before the commit was sent.
 """
 
+import contextlib
+import itertools
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -107,18 +110,52 @@ class GroupWriter:
         """Runs the one request of `group`, adds what waits and runs it too."""
         driver: Any = connection.connection.driver_connection
         deadline = time.monotonic() + GROUP_SECS
-        self._apply(connection, driver, group[0])
-        while len(group) < MAX_GROUP and time.monotonic() < deadline:
-            try:
+        taken, stopping = self._take(MAX_GROUP - len(group))
+        group.extend(taken)
+        taken = group.copy()
+        while taken:
+            for _, run in itertools.groupby(taken, key=lambda request: request.together):
+                self._apply_run(connection, driver, list(run))
+            if stopping or time.monotonic() >= deadline:
+                break
+            taken, stopping = self._take(MAX_GROUP - len(group))
+            group.extend(taken)
+        return stopping
+
+    def _take(self, limit: int) -> tuple[list[Request[Any]], bool]:
+        """What waits now, and whether the end of the queue was reached."""
+        taken: list[Request[Any]] = []
+        with contextlib.suppress(queue.Empty):
+            while len(taken) < limit:
                 request = self._bridge.inbox.get_nowait()
-            except queue.Empty:
-                return False
-            if request is None:
-                return True
-            if request.begin():
-                group.append(request)
+                if request is None:
+                    return taken, True
+                if request.begin():
+                    taken.append(request)
+        return taken, False
+
+    def _apply_run(self, connection: sa.Connection, driver: Any, run: Sequence[Request[Any]]) -> None:  # noqa: ANN401 - sqlite3's connection
+        """Requests with the same `together`, as one where it can be."""
+        together = run[0].together
+        values: Sequence[Any | None] = [None] * len(run)
+        if together is not None and len(run) > 1:
+            started = time.monotonic()
+            driver.execute("SAVEPOINT together")
+            try:
+                values = together(connection, [request.fn for request in run])
+            except Exception as error:
+                if not driver.in_transaction:
+                    raise
+                logger.exception("transactions that failed together are run alone", error=first_line(error))
+                driver.execute("ROLLBACK TO together")
+            driver.execute("RELEASE together")
+            _warn_if_slow(together, started)
+        for request, value in zip(run, values, strict=True):
+            if value is None:
                 self._apply(connection, driver, request)
-        return False
+            else:
+                self._statistics.transactions += 1
+                request.result = outcome.Value(value)
 
     def _apply(self, connection: sa.Connection, driver: Any, request: Request[Any]) -> None:  # noqa: ANN401 - sqlite3's connection
         started = time.monotonic()

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import structlog
 import trio
 
-from gradient_server.db.bridge import Bridge
+from gradient_server.db.bridge import Bridge, Together
 from gradient_server.db.engine import (
     Dialect,
     dialect_of,
@@ -44,7 +44,7 @@ CLOSE_SECS = 30.0
 class _Road(Protocol):
     """How a transaction reaches a connection."""
 
-    async def call(self, fn: Callable[[sa.Connection], T]) -> T: ...
+    async def call(self, fn: Callable[[sa.Connection], T], together: Together | None = None) -> T: ...
 
     async def aclose(self) -> None: ...
 
@@ -57,8 +57,8 @@ class _Threads:
         self._bridge = bridge
         self._threads = threads
 
-    async def call(self, fn: Callable[[sa.Connection], T]) -> T:
-        return await self._bridge.call(fn)
+    async def call(self, fn: Callable[[sa.Connection], T], together: Together | None = None) -> T:
+        return await self._bridge.call(fn, together)
 
     async def aclose(self) -> None:
         self._bridge.close("the database is closed")
@@ -76,7 +76,8 @@ class _Inline:
         self._connection = connection
         self._read_only = read_only
 
-    async def call(self, fn: Callable[[sa.Connection], T]) -> T:
+    async def call(self, fn: Callable[[sa.Connection], T], together: Together | None = None) -> T:
+        del together  # nothing else waits
         await trio.lowlevel.checkpoint()
         if self._connection.closed:
             raise DatabaseClosedError("the database is closed")
@@ -145,14 +146,18 @@ class Database:
             raise
         return database
 
-    async def run(self, fn: Callable[[sa.Connection], T]) -> T:
+    async def run(self, fn: Callable[[sa.Connection], T], together: Together | None = None) -> T:
         """Runs `fn` in one write transaction and returns its value after the commit.
+
+        `together(connection, fns)` may take the place of several calls with this same `together` that
+        wait one behind the other: it returns their values, None for each that it left to be run alone.
+        If it raises, its work is undone and all of them are run alone. SQLite only.
 
         Raises what `fn` raised, its work undone; CommitFailedError if the commit failed. On SQLite the
         transactions of all callers are applied in the order of their calls. A caller that is
         cancelled before its transaction began leaves nothing; later it waits for the end of it.
         """
-        return await self._writing.call(fn)
+        return await self._writing.call(fn, together)
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
         """Runs `fn` on a snapshot that cannot write, beside the writers."""
