@@ -73,6 +73,8 @@ class ClusterBook:
         # Members that arrived before anything was known of their cluster.
         self._early: dict[str, dict[str, tuple[PendingJob, float]]] = {}
         self._cluster_of: dict[str, str] = {}
+        # Complete, and without an attempt; their backoff may run.
+        self._ready: dict[str, Entry] = {}
 
     def __contains__(self, job_key: str) -> bool:
         """Whether the member waits here: it counts as tracked."""
@@ -85,7 +87,7 @@ class ClusterBook:
     @property
     def has_waiting(self) -> bool:
         """Whether a cluster is complete and without an attempt; its backoff may run."""
-        return any(entry.is_complete and entry.attempt_id is None for entry in self.clusters.values())
+        return bool(self._ready)
 
     def set_status(self, cluster_id: str, status: ClusterStatus) -> None:
         """The cluster's row has this status now."""
@@ -112,6 +114,7 @@ class ClusterBook:
         for job, due_at in self._early.pop(info.id, {}).values():
             del self._cluster_of[job.job_id]
             self.arrive(job, now, due_at)
+        self._note(entry)
 
     def arrive(self, job: PendingJob, now: float, due_at: float = 0.0) -> None:
         """A member can start, from `due_at` on. Replaces what was known of it."""
@@ -129,6 +132,7 @@ class ClusterBook:
         entry.due_at[job.job_id] = due_at
         if entry.is_complete and entry.ready_since is None:
             entry.ready_since = now
+        self._note(entry)
 
     def leave(self, job_key: str) -> PendingJob | None:
         """The member can no longer start, or its attempt has it now."""
@@ -144,21 +148,19 @@ class ClusterBook:
         entry.due_at.pop(job_key, None)
         if entry.attempt_id is None:
             entry.ready_since = None
-        return entry.arrived.pop(job_key, None)
+        left = entry.arrived.pop(job_key, None)
+        self._note(entry)
+        return left
 
     def waiting(self, now: float) -> list[Entry]:
         """The clusters able to start: prioritised first, then the oldest."""
-        found = [entry for entry in self.clusters.values() if entry.can_start(now)]
+        found = [entry for entry in self._ready.values() if entry.can_start(now)]
         return sorted(found, key=_turn)
 
     def next_startable(self, now: float) -> float | None:
         """When the next backoff of a complete cluster passes; None if none is running."""
-        times = [
-            entry.startable_at
-            for entry in self.clusters.values()
-            if entry.attempt_id is None and entry.is_complete and entry.startable_at > now
-        ]
-        return min(times, default=None)
+        times = (entry.startable_at for entry in self._ready.values())
+        return min((at for at in times if at > now), default=None)
 
     def take(self, cluster_id: str, attempt_id: str, now: float) -> list[PendingJob]:
         """The cluster has an attempt now: its members' jobs leave, in the order of the cluster.
@@ -176,7 +178,9 @@ class ClusterBook:
 
     def adopt(self, cluster_id: str, attempt_id: str) -> None:
         """An attempt that was under way before this instance started goes on."""
-        self.clusters[cluster_id].attempt_id = attempt_id
+        entry = self.clusters[cluster_id]
+        entry.attempt_id = attempt_id
+        self._note(entry)
 
     def started(self, cluster_id: str) -> None:
         """The attempt started: the aging begins anew with the next try."""
@@ -199,15 +203,24 @@ class ClusterBook:
             entry.last_failure = reason
         if entry.is_complete and entry.ready_since is None:
             entry.ready_since = now
+        self._note(entry)
 
     def forget(self, cluster_id: str) -> None:
         """The cluster has ended."""
         entry = self.clusters.pop(cluster_id, None)
+        self._ready.pop(cluster_id, None)
         arrived: Sequence[str] = (
             list(self._early.pop(cluster_id, {})) if entry is None else list(entry.arrived)
         )
         for job_key in arrived:
             self._cluster_of.pop(job_key, None)
+
+    def _note(self, entry: Entry) -> None:
+        """Keeps the list of those that only want seats in step."""
+        if entry.is_complete and entry.attempt_id is None:
+            self._ready[entry.info.id] = entry
+        else:
+            self._ready.pop(entry.info.id, None)
 
 
 def _turn(entry: Entry) -> tuple[bool, float, str]:

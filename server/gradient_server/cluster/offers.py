@@ -21,8 +21,9 @@ from gradient_server.scheduler.scheduler import Scheduler
 from gradient_server.scheduler.tracker import NO_HISTORY, Tracked
 from gradient_server.scheduler.worker import Worker
 
-__all__ = ["MemberOffers"]
+__all__ = ["OFFERED_AFTER_SECS", "MemberOffers"]
 
+OFFERED_AFTER_SECS: Final = 1.0
 _OFFERS_A_PASS: Final = 4096
 
 
@@ -38,12 +39,17 @@ class MemberOffers:
         self.offers_made = 0
 
     def offer(self, cluster_ids: Sequence[str], now: float) -> None:
-        """Offers the members of these clusters, the first first, to workers that wait."""
+        """Offers the members of these clusters, the first first, to workers that wait.
+
+        A cluster that has only just become able to start is not offered yet: where there are seats for
+        it soon, nobody needs to know what it would have to fetch.
+        """
         left = _OFFERS_A_PASS
+        waiting = (self._book.clusters[cluster_id] for cluster_id in cluster_ids)
         members = [
             (job, member.pin)
-            for cluster_id in cluster_ids
-            for entry in (self._book.clusters[cluster_id],)
+            for entry in waiting
+            if entry.ready_since is not None and now - entry.ready_since >= OFFERED_AFTER_SECS
             for job, member in zip(entry.jobs(), entry.info.members, strict=True)
         ]
         if not members:

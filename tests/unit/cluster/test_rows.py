@@ -89,7 +89,7 @@ async def test_offered_workers_score_members_and_single_assignment_never_sees_th
     world = ClusterWorld()
     connect(world, "a")
     info = world.submit(cluster_info("c"))
-    await world.plan()
+    await world.later(1.0)
     assert set(world.outboxes["a"].offered()) == {member.job_key for member in info.members}
     world.score("a", "build:c-0", missing=7)
     assert world.runner.floor.reported_bytes("build:c-0", "a") == 7
