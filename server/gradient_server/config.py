@@ -161,7 +161,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("scheduler.clusterReserveTimeoutSecs", _number, 1800.0, "how long reserved seats are kept"),
     Option("scheduler.clusterBackfill", _absent, None, "cluster jobs"),
     Option("metrics.instanceIntervalSecs", _interval, 30.0, "between two measurements of the instance"),
-    Option("retentionDays", _interval, 90.0, "how long clusters that ended are kept"),
+    Option("retentionDays", _interval, 90.0, "how long ended clusters are kept and history is read"),
 )
 
 _BY_FIELD: Final = {option.field: option for option in OPTIONS}

@@ -110,7 +110,13 @@ def build_services(
         draining=trio.Event(),
     )
     services.clusters = clusters
-    services.history = HistoryLoader(database, histories, clock=clock, swap_in=scheduler.set_history)
+    services.history = HistoryLoader(
+        database,
+        histories,
+        clock=clock,
+        retention_days=config.retention_days,
+        swap_in=scheduler.set_history,
+    )
     services.windows = WindowsPass(
         database,
         clock=clock,

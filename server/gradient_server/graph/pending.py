@@ -62,11 +62,15 @@ _ALL_EVALUATIONS = sql.statement(_EVALUATIONS + " ORDER BY v.created_at, v.id")
 
 @dataclass(frozen=True, slots=True)
 class QueuedBuild:
-    """A queued build, its id and the evaluations that want it."""
+    """A queued build, its id and the evaluations that want it.
+
+    `unsized`: its derivation, if the closure size was worked out just now and is to be stored.
+    """
 
     build: str
     evaluations: tuple[str, ...]
     job: PendingJob
+    unsized: int | None = None
 
 
 def load_queued_builds(connection: sa.Connection, builds: Sequence[str] | None) -> list[QueuedBuild]:
@@ -157,6 +161,11 @@ def _queued_build(row: tuple[Any, ...], around: _Surroundings) -> QueuedBuild:
     outputs = around.outputs.get(derivation, [])
     sizes = [size for _, size in outputs]
     wanted_by = around.wanted_by[build]
+    required = around.closures.required(frozenset(around.roots[derivation]))
+    unsized = derivation if closure_size is None else None
+    if closure_size is None:
+        # Bytes of what must be there to build it: the closure of its inputs, walked for the whole batch.
+        closure_size = sum(path.nar_size for path in required)
     job = PendingJob(
         job_id=build_key(build),
         kind=JobKind.BUILD,
@@ -171,7 +180,7 @@ def _queued_build(row: tuple[Any, ...], around: _Surroundings) -> QueuedBuild:
         build_request=bool(build_request),
         pname=pname,
         drv_path=drv_path,
-        required_paths=around.closures.required(frozenset(around.roots[derivation])),
+        required_paths=required,
         output_paths=tuple(path for path, _ in outputs),
         dependency_count=len(around.dependencies[derivation]),
         closure_size=closure_size,
@@ -183,4 +192,5 @@ def _queued_build(row: tuple[Any, ...], around: _Surroundings) -> QueuedBuild:
         needs_ram_over_mb=peak_ram_mb if oom_retries else None,
         cluster=cluster,
     )
-    return QueuedBuild(build, tuple(dict.fromkeys(evaluation for _, evaluation in wanted_by)), job)
+    evaluations = tuple(dict.fromkeys(evaluation for _, evaluation in wanted_by))
+    return QueuedBuild(build, evaluations, job, unsized)

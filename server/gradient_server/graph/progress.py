@@ -85,6 +85,9 @@ _REOPEN_JOBS = sql.statement(
 _NAMES = sql.statement(
     "SELECT b.id, d.name FROM derivation_build b JOIN derivation d ON d.id = b.derivation WHERE b.id IN [ids]"
 )
+_SET_CLOSURE_SIZE = sql.statement(
+    "UPDATE derivation SET closure_size = :size WHERE id = :id AND closure_size IS NULL"
+)
 _EXPLAIN = sql.statement("UPDATE derivation_build SET error = :error, failure_kind = :kind WHERE id IN [ids]")
 
 
@@ -195,8 +198,11 @@ def reset_builds(work: Work, builds: Sequence[str]) -> list[str]:
 
 
 def announce_queued(work: Work, builds: Sequence[str]) -> None:
-    """Tells the scheduler of builds that are Queued, new to it or changed."""
-    for queued in load_queued_builds(work.connection, builds):
+    """Tells the scheduler of builds that are Queued, new to it or changed; stores new closure sizes."""
+    loaded = load_queued_builds(work.connection, builds)
+    sizes = sorted((one.unsized, one.job.closure_size) for one in loaded if one.unsized is not None)
+    sql.run_many(work.connection, _SET_CLOSURE_SIZE, [{"id": one, "size": size} for one, size in sizes])
+    for queued in loaded:
         work.events.append(JobQueued(queued.job))
         work.events.append(
             BuildChanged(queued.build, queued.evaluations, queued.job.name, BuildStatus.QUEUED)

@@ -31,13 +31,12 @@ from gradient_server.history.windows import (
 )
 from gradient_server.scoring.contexts import HistoryPrediction
 
-__all__ = ["RETENTION_DAYS", "HistoryLoader", "WindowsPass", "load_predictions"]
+__all__ = ["HistoryLoader", "WindowsPass", "load_predictions"]
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-RETENTION_DAYS: Final = 90
 _BATCH: Final = 128
 _REFRESH_SECS: Final = 1.0
 
@@ -46,12 +45,19 @@ SwapIn = Callable[[str, HistoryPrediction], None]
 
 
 def load_predictions(
-    connection: sa.Connection, keys: Sequence[HistoryKey], durations: EvalDurations, *, now: float
+    connection: sa.Connection,
+    keys: Sequence[HistoryKey],
+    durations: EvalDurations,
+    *,
+    since: float,
+    now: float,
 ) -> dict[HistoryKey, HistoryPrediction]:
-    """The predictions of these keys: one query each, and one more for output sizes where there are rows."""
+    """The predictions of these keys, from rows not older than `since`.
+
+    One query each, and one more for output sizes where there are rows.
+    """
     found: dict[HistoryKey, HistoryPrediction] = {}
     peaks: dict[str, list[float]] = {}
-    since = now - RETENTION_DAYS * DAY_SECS
     for key in keys:
         if key.kind is JobKind.EVAL:
             if key.name not in peaks:
@@ -71,10 +77,13 @@ def load_predictions(
 class HistoryLoader:
     """Serves one book."""
 
-    def __init__(self, database: Database, book: HistoryBook, *, clock: Clock, swap_in: SwapIn) -> None:
+    def __init__(
+        self, database: Database, book: HistoryBook, *, clock: Clock, retention_days: float, swap_in: SwapIn
+    ) -> None:
         self._database = database
         self._book = book
         self._clock = clock
+        self._retention_secs = retention_days * DAY_SECS
         self._swap_in = swap_in
         self._wanted = trio.Event()
         self.durations = EvalDurations()
@@ -106,9 +115,10 @@ class HistoryLoader:
         if not keys:
             return False
         now, durations = self._clock.now(), self.durations
+        since = now - self._retention_secs
         try:
             loaded = await self._database.read(
-                lambda connection: load_predictions(connection, keys, durations, now=now)
+                lambda connection: load_predictions(connection, keys, durations, since=since, now=now)
             )
         except DatabaseClosedError:
             raise
@@ -164,17 +174,14 @@ class WindowsPass:
                 failed.append(name)
                 return None
 
-        builds = [
-            await read(
-                f"builds of {secs:g} s",
-                partial(windows.build_averages, since=now - secs, until=now),
+        async def in_each_window(name: str, query: Callable[..., T]) -> tuple[T | None, ...]:
+            return tuple(
+                [
+                    await read(f"{name} of {secs:g} s", partial(query, since=now - secs, until=now))
+                    for secs in WINDOWS_SECS
+                ]
             )
-            for secs in WINDOWS_SECS
-        ]
-        waits = [
-            await read(f"waits of {secs:g} s", partial(windows.wait_averages, since=now - secs, until=now))
-            for secs in WINDOWS_SECS
-        ]
+
         hour, day = now - HOUR_SECS, now - DAY_SECS
         peak = partial(windows.peak_throughput_mbps, since=hour, now=now)
         fit = partial(windows.fit_sums, since=day, now=now)
@@ -184,8 +191,9 @@ class WindowsPass:
         ratio = partial(windows.stored_to_nar_ratio, since=hour, now=now)
         return WindowsSnapshot(
             taken_at=now,
-            builds=tuple(builds),
-            waits=tuple(waits),
+            builds=await in_each_window("builds", windows.build_averages),
+            waits=await in_each_window("waits", windows.wait_averages),
+            medians_ms=await in_each_window("build times", windows.median_build_time_ms),
             read_mbps=await read("storage reads", partial(peak, kind=SpanKind.NAR_FETCH)),
             write_mbps=await read("storage writes", partial(peak, kind=SpanKind.NAR_PUSH)),
             stored_per_nar_byte=await read("stored bytes", ratio),

@@ -35,7 +35,7 @@ MIN_PREFETCHES: Final = 100
 MIN_SUBSTITUTIONS: Final = 20
 _SINGULAR: Final = 1e-9
 
-_NO_BUILDS: Final = BuildSums(*[NAN] * 9)
+_NO_BUILDS: Final = BuildSums(*[NAN] * 8)
 _NO_WAITS: Final = WaitSums(*[NAN] * 4)
 
 
@@ -59,13 +59,14 @@ class EvalDurations:
 class WindowsSnapshot:
     """What one pass measured. None: the query failed, or there were no samples.
 
-    `builds` and `waits` are in the order of `WINDOWS_SECS`; `read_mbps` and `write_mbps` are Mbit/s of
-    stored bytes. `failed` names what could not be read.
+    `builds`, `waits` and `medians_ms` (of build times) are in the order of `WINDOWS_SECS`; `read_mbps`
+    and `write_mbps` are Mbit/s of stored bytes. `failed` names what could not be read.
     """
 
     taken_at: float
     builds: tuple[BuildSums | None, ...] = (None, None, None)
     waits: tuple[WaitSums | None, ...] = (None, None, None)
+    medians_ms: tuple[float | None, ...] = (None, None, None)
     read_mbps: float | None = None
     write_mbps: float | None = None
     stored_per_nar_byte: float | None = None
@@ -84,7 +85,7 @@ class WindowsSnapshot:
             avg_cpu_pct=windowed(*(one.avg_cpu_pct for one in builds)),
             disk_bytes=windowed(*(one.disk_bytes for one in builds)),
             build_time_ms=windowed(*(one.build_time_ms for one in builds)),
-            build_time_median_ms=windowed(*(one.build_time_median_ms for one in builds)),
+            build_time_median_ms=windowed(*self.medians_ms),
             closure_size=windowed(*(one.closure_size for one in builds)),
             oom_rate=windowed(*(one.oom_rate for one in builds)),
             completed=windowed(*(one.completed for one in builds)),
@@ -100,7 +101,7 @@ class WindowsSnapshot:
         )
 
 
-def windowed(w5m: float, w1h: float, w24h: float) -> Windowed:
+def windowed(w5m: float | None, w1h: float | None, w24h: float | None) -> Windowed:
     """The three averages; whatever is no number or negative is unknown."""
     return Windowed(_finite(w5m), _finite(w1h), _finite(w24h))
 

@@ -126,7 +126,7 @@ def _decide(
         {assignment.assignment_id: assignment for assignment in opened},
         _names(connection, opened),
         find_worker(connection, worker_id),
-        adopted_ram_mb(connection, _builds(opened), now=now),
+        adopted_ram_mb(connection, _builds(opened), now=now, retention_days=services.settings.retention_days),
     )
 
 

@@ -17,7 +17,7 @@ from gradient_protocol.messages.server import Candidate
 
 from gradient_server.domain.job import PendingJob
 from gradient_server.scheduler.eligibility import Requirement, Requirements
-from gradient_server.scoring.columns import Field, Flags, Vector, field_values
+from gradient_server.scoring.columns import Field, Flags, Vector, field_values, history_values
 from gradient_server.scoring.contexts import HistoryPrediction
 from gradient_server.scoring.weights import RESCORE_MAX_ROUNDS
 
@@ -194,9 +194,8 @@ class JobTable:
         self._unpredicted[tracked.row] = False
         self.unpredicted_jobs -= waited
         tracked.history = history
-        fresh = field_values(tracked.job, history)
         history_rows = slice(Field.HISTORY_PEAK_RAM_MB, Field.HISTORY_SAMPLES + 1)
-        self._matrix[history_rows, tracked.row] = fresh[history_rows]
+        self._matrix[history_rows, tracked.row] = history_values(history)
         return waited
 
     def _grow(self) -> None:

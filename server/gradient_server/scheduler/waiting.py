@@ -19,6 +19,7 @@ Rules:
 | none is | ranked | it fits: taken; else the wait ends, and the others are ranked |
 """
 
+import math
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from gradient_protocol.kinds import JobKind
 
 from gradient_server.scheduler.ram import RamNeed
-from gradient_server.scheduler.ranking import Ranking, Verdict
+from gradient_server.scheduler.ranking import Choice, Ranking, Verdict
 from gradient_server.scheduler.tracker import JobTable, Tracked
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scoring.columns import Field
@@ -105,7 +106,8 @@ class WaitingBuilds:
         if len(verdict.short_of_ram):
             self._keep(worker, tracked, instance)
             return None
-        if verdict.choice is None:
+        choice = verdict.choice
+        if choice is None or not _fits(choice, worker, instance):
             self.end_worker(worker.id)
             return None
         return verdict
@@ -128,12 +130,23 @@ class WaitingBuilds:
 
     def _keep(self, worker: Worker, tracked: Tracked, instance: InstanceContext) -> None:
         job_id = tracked.job.job_id
-        need = RamNeed.of(
-            tracked.job,
-            tracked.history,
-            outputs_present=False,
-            unmeasured_mb=instance.unmeasured_build_ram_mb,
-        )
+        need_mb = _needed_to_start_mb(tracked, instance, outputs_present=False)
         self._by_worker[worker.id] = worker, job_id
         self._by_job[job_id] = worker.id
-        worker.keep_ram(job_id, need.needed_to_start_mb)
+        worker.keep_ram(job_id, need_mb)
+
+
+def _needed_to_start_mb(tracked: Tracked, instance: InstanceContext, *, outputs_present: bool) -> float:
+    return RamNeed.of(
+        tracked.job,
+        tracked.history,
+        outputs_present=outputs_present,
+        unmeasured_mb=instance.unmeasured_build_ram_mb,
+    ).needed_to_start_mb
+
+
+def _fits(choice: Choice, worker: Worker, instance: InstanceContext) -> bool:
+    """Whether the memory is there: what is not held may also be short of memory that nobody gives back."""
+    available_mb = worker.context_for(choice.tracked.job.job_id).metrics.ram_available_mb
+    need_mb = _needed_to_start_mb(choice.tracked, instance, outputs_present=choice.outputs_present)
+    return math.isnan(available_mb) or need_mb <= max(available_mb, 0.0)

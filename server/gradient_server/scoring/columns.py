@@ -16,7 +16,17 @@ from gradient_protocol.kinds import EvalStep, JobKind
 from gradient_server.domain.job import PendingJob
 from gradient_server.scoring.contexts import NAN, HistoryPrediction
 
-__all__ = ["Field", "Flags", "JobColumns", "Points", "Vector", "at", "field_values", "filled"]
+__all__ = [
+    "Field",
+    "Flags",
+    "JobColumns",
+    "Points",
+    "Vector",
+    "at",
+    "field_values",
+    "filled",
+    "history_values",
+]
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 """One float64 for each candidate: points, or a context field (NaN unknown)."""
@@ -93,18 +103,25 @@ def field_values(job: PendingJob, history: HistoryPrediction | None = None) -> l
         _known(job.substitute_outputs),
         _known(job.output_size),
         _known(job.peak_ram_mb),
-        past.peak_ram_mb,
-        past.cpu_time_ms,
-        past.build_time_ms,
-        past.disk_bytes,
-        past.output_nar_size,
-        past.oom_rate,
-        past.uncontended_build_time_ms,
-        past.cpu_core_score,
-        float(past.samples),
+        *history_values(past),
         NAN,
         NAN,
     ]
+
+
+def history_values(history: HistoryPrediction) -> tuple[float, ...]:
+    """A prediction as a part of a column, from HISTORY_PEAK_RAM_MB to HISTORY_SAMPLES."""
+    return (
+        history.peak_ram_mb,
+        history.cpu_time_ms,
+        history.build_time_ms,
+        history.disk_bytes,
+        history.output_nar_size,
+        history.oom_rate,
+        history.uncontended_build_time_ms,
+        history.cpu_core_score,
+        float(history.samples),
+    )
 
 
 def at(values: Points, index: int) -> float:

@@ -24,6 +24,7 @@ __all__ = [
     "build_averages",
     "eval_sums",
     "fit_sums",
+    "median_build_time_ms",
     "peak_throughput_mbps",
     "stored_to_nar_ratio",
     "wait_averages",
@@ -54,15 +55,13 @@ _BUILD_COLUMNS: Final = (
     " AVG(CASE WHEN oom_killed THEN 1.0 ELSE 0.0 END),"
     " COUNT(CASE WHEN build_time_ms IS NOT NULL AND NOT oom_killed THEN 1 END)"
 )
+_BUILDS: Final = HotStatement(f"SELECT {_BUILD_COLUMNS} FROM derivation_metric WHERE {_IN_RANGE}")  # noqa: S608 - own words
 _TIMES: Final = f"FROM derivation_metric WHERE {_IN_RANGE} AND build_time_ms IS NOT NULL"
-_SQLITE_MEDIAN: Final = (
-    f"(SELECT AVG(build_time_ms) FROM (SELECT build_time_ms {_TIMES} ORDER BY build_time_ms"  # noqa: S608 - own words
-    f" LIMIT 2 - (SELECT COUNT(*) {_TIMES}) % 2 OFFSET MAX((SELECT COUNT(*) {_TIMES}) - 1, 0) / 2))"
-)
-_BUILDS: Final = HotStatement(
-    f"SELECT {_BUILD_COLUMNS}, {_SQLITE_MEDIAN} FROM derivation_metric WHERE {_IN_RANGE}",  # noqa: S608 - own words
-    f"SELECT {_BUILD_COLUMNS}, percentile_cont(0.5) WITHIN GROUP (ORDER BY build_time_ms)"  # noqa: S608 - own words
-    f" FROM derivation_metric WHERE {_IN_RANGE}",
+# Apart from the averages, which PostgreSQL can then share out among its workers.
+_MEDIAN: Final = HotStatement(
+    f"SELECT AVG(build_time_ms) FROM (SELECT build_time_ms {_TIMES} ORDER BY build_time_ms"  # noqa: S608 - own words
+    f" LIMIT 2 - (SELECT COUNT(*) {_TIMES}) % 2 OFFSET MAX((SELECT COUNT(*) {_TIMES}) - 1, 0) / 2)",
+    f"SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY build_time_ms) {_TIMES}",
 )
 # The conditions are those of the index, word for word, or SQLite would not use it.
 _WAITS: Final = HotStatement(
@@ -123,7 +122,6 @@ class BuildSums:
     closure_size: float
     oom_rate: float
     completed: float
-    build_time_median_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +163,12 @@ def build_averages(connection: sa.Connection, *, since: float, until: float) -> 
     """Real builds recorded in (since, until]."""
     [row] = execute_text(connection, _BUILDS, {"since": since, "until": until})
     return BuildSums(*map(_known, row))
+
+
+def median_build_time_ms(connection: sa.Connection, *, since: float, until: float) -> float:
+    """Of the real builds recorded in (since, until]."""
+    [row] = execute_text(connection, _MEDIAN, {"since": since, "until": until})
+    return _known(row[0])
 
 
 def wait_averages(connection: sa.Connection, *, since: float, until: float) -> WaitSums:
