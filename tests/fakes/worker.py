@@ -40,6 +40,8 @@ class FakeWorker:
         self.unread: list[Message] = []
         self._arrived = trio.lowlevel.ParkingLot()
         self.ended: str | None = None
+        # Whether somebody else takes a message as it comes; it is not put into `unread` then.
+        self.divert: Callable[[Message], bool] = lambda _: False
 
     def send(self, message: Message) -> None:
         """Queue a control message."""
@@ -68,8 +70,10 @@ class FakeWorker:
         """Run beside everything else; ends with the session."""
         try:
             while True:
-                self.unread.append(await self.connection.receive())
-                self._arrived.unpark_all()
+                message = await self.connection.receive()
+                if not self.divert(message):
+                    self.unread.append(message)
+                    self._arrived.unpark_all()
         except (SessionClosed, ProtocolError) as error:
             self.ended = f"the session ended: {error!r}"
             self._arrived.unpark_all()

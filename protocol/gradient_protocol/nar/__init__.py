@@ -25,7 +25,7 @@ from gradient_protocol.nar.read import (
     NarReader,
     Symlink,
 )
-from gradient_protocol.nar.transfer import NarVerifier, Sink, compress
+from gradient_protocol.nar.transfer import NarIntake, NarVerifier, Sink, compress
 from gradient_protocol.nar.unpack import Unpacker, remove_tree
 from gradient_protocol.nar.write import pack, pack_tree
 
@@ -39,6 +39,7 @@ __all__ = [
     "NarError",
     "NarEvent",
     "NarHasher",
+    "NarIntake",
     "NarReader",
     "NarVerifier",
     "ReferenceScanner",

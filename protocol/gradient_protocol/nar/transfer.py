@@ -9,7 +9,7 @@ from gradient_protocol.kinds import Compression
 from gradient_protocol.nar.digest import NarHasher
 from gradient_protocol.nar.layout import NarError
 
-__all__ = ["NarVerifier", "Sink", "compress"]
+__all__ = ["NarIntake", "NarVerifier", "Sink", "compress"]
 
 # What RFC 8878 asks every decoder to support; a frame that wants more could make us allocate it.
 _MAX_WINDOW_BYTES = 8 * 1024 * 1024
@@ -39,21 +39,19 @@ def compress(chunks: Iterable[bytes], level: int = 3) -> Iterator[bytes]:
     yield compressor.flush()
 
 
-class NarVerifier:
-    """Takes in a NAR as it travels, and holds it to its declared hash and size.
+class NarIntake:
+    """Takes in a NAR as it travels, before anybody has said what it should be.
 
-    Decompresses with bounded output, stops at `nar_size`, feeds `sink`. Raises NarError as soon as
-    something is wrong; `finish` at the latest. Bytes after the frame are an error, so are two frames.
+    Decompresses with bounded output, stops at `limit_bytes` of archive, feeds `sink`. Raises NarError
+    as soon as something is wrong. Bytes after the frame are an error, so are two frames.
     """
 
-    def __init__(
-        self, nar_hash: str, nar_size: int, compression: Compression, sink: Sink | None = None
-    ) -> None:
-        self._nar_hash = nar_hash
-        self._nar_size = nar_size
+    def __init__(self, compression: Compression, limit_bytes: int, sink: Sink | None = None) -> None:
+        self._limit_bytes = limit_bytes
         self._sink = sink
         self._hasher = NarHasher()
         self._frame = _Frame() if compression is Compression.ZSTD else None
+        self.compression = compression
         self.travelled_bytes = 0
 
     def feed(self, travelled: bytes | memoryview) -> None:
@@ -65,23 +63,50 @@ class NarVerifier:
             for piece in self._frame.decompress(travelled):
                 self._take(piece)
 
-    def finish(self) -> None:
-        """Raises NarError unless the whole NAR was fed and is the declared one."""
+    def finish(self, nar_hash: str, nar_size: int) -> None:
+        """Raises NarError unless the whole NAR was fed and is the one that is declared here."""
         if self._frame is not None and not self._frame.ended:
             raise NarError("the compressed archive ends in the middle")
-        if self._hasher.size != self._nar_size:
-            raise NarError(f"the archive has {self._hasher.size} bytes, {self._nar_size} were declared")
-        if self._hasher.hash != self._nar_hash:
-            raise NarError(f"the archive's hash is {self._hasher.hash}, {self._nar_hash} was declared")
+        if self._hasher.size != nar_size:
+            raise NarError(f"the archive has {self._hasher.size} bytes, {nar_size} were declared")
+        if self._hasher.hash != nar_hash:
+            raise NarError(f"the archive's hash is {self._hasher.hash}, {nar_hash} was declared")
         if self._sink is not None:
             self._sink.finish()
 
     def _take(self, piece: bytes | memoryview) -> None:
-        if self._hasher.size + len(piece) > self._nar_size:
-            raise NarError(f"the archive is longer than the declared {self._nar_size} bytes")
+        if self._hasher.size + len(piece) > self._limit_bytes:
+            raise NarError(f"the archive is longer than the declared {self._limit_bytes} bytes")
         self._hasher.feed(piece)
         if self._sink is not None:
             self._sink.feed(piece)
+
+
+class NarVerifier:
+    """Takes in a NAR as it travels, and holds it to a hash and size that are declared beforehand.
+
+    As NarIntake, of `nar_size` bytes.
+    """
+
+    def __init__(
+        self, nar_hash: str, nar_size: int, compression: Compression, sink: Sink | None = None
+    ) -> None:
+        self._nar_hash = nar_hash
+        self._nar_size = nar_size
+        self._intake = NarIntake(compression, nar_size, sink)
+
+    @property
+    def travelled_bytes(self) -> int:
+        """What was fed."""
+        return self._intake.travelled_bytes
+
+    def feed(self, travelled: bytes | memoryview) -> None:
+        """Take the next bytes as they came off the wire."""
+        self._intake.feed(travelled)
+
+    def finish(self) -> None:
+        """Raises NarError unless the whole NAR was fed and is the declared one."""
+        self._intake.finish(self._nar_hash, self._nar_size)
 
 
 class _Frame:

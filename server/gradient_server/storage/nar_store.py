@@ -6,6 +6,11 @@
 An object appears whole or not at all: its bytes are verified and synced in the partial file, which
 then gets the object's name by a link, which never replaces anything. So equal contents are stored
 once, whoever sent them; what the disk has damaged meanwhile is replaced by the next who sends it.
+Bytes are verified as they come. Of an upload that goes on in another session, what had come before
+is read once more (`catch_up`), for the state of a hash outlives no restart.
+
+An object that nothing names any more goes in two steps (`doom`, `delete_doomed`), with the look into
+the database between them: whoever stores the same contents meanwhile takes the doom off.
 Everything here blocks and belongs in a thread; one store serves all of them.
 """
 
@@ -14,9 +19,8 @@ import os
 import re
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from gradient_protocol.kinds import Compression
@@ -28,7 +32,13 @@ from gradient_server.storage.durable import (
     disk_errors,
     make_directory,
     sync_directory,
-    write_at,
+)
+from gradient_server.storage.nar_writer import (
+    READ_BYTES,
+    NarWriter,
+    StoredObject,
+    UploadGapError,
+    WriterClosedError,
 )
 
 __all__ = [
@@ -42,37 +52,13 @@ __all__ = [
     "WriterClosedError",
 ]
 
-READ_BYTES = 1024 * 1024
-_HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _OBJECT = re.compile(r"([0-9a-f]{2})[0-9a-f]{62}\.nar(\.zst)?")
 _PARTIAL = re.compile(r"[0-9a-f]{64}")
+_SHARD_LETTERS = 2
 
 
 class ObjectMissingError(StorageError):
     """The store has lost, or never had, the object that a row names."""
-
-
-class UploadGapError(Exception):
-    """Bytes came whose predecessors did not. `expected` is the offset to go on from."""
-
-    def __init__(self, expected: int, offset: int) -> None:
-        super().__init__(f"bytes from {offset} on came, {expected} was next")
-        self.expected = expected
-
-
-class WriterClosedError(Exception):
-    """The upload goes on in another session, or was given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """What `cached_path` records of an object. `file_size` is of the bytes as they are kept."""
-
-    object: str
-    nar_hash: str
-    nar_size: int
-    file_size: int
-    compression: Compression
 
 
 class LocalNarStore:
@@ -89,19 +75,30 @@ class LocalNarStore:
         self._writers: dict[str, NarWriter] = {}
         # Finished objects whose row is not committed yet: not to be deleted under its writer.
         self._unsettled: dict[str, int] = {}
+        # Objects that are about to be deleted, unless somebody stores them again.
+        self._doomed: set[str] = set()
 
-    def open_writer(self, request_id: str, *, max_bytes: int | None = None) -> "NarWriter":
+    def open_writer(
+        self, request_id: str, *, max_bytes: int | None = None, compression: Compression | None = None
+    ) -> "NarWriter":
         """Begins an upload, or goes on with what an earlier session left of it.
 
         A writer that is still open for the same request is closed. NarError once more than
-        `max_bytes` arrive.
+        `max_bytes` arrive, or stand for more than that as an archive. With `compression`, bytes are
+        verified as they come; else all of them at the end.
         """
         name = _partial_name(request_id)
         with self._lock:
             earlier = self._writers.get(name)
         if earlier is not None:
             earlier.close()
-        writer = NarWriter(self, self._partial / name, max_bytes)
+        writer = NarWriter(
+            self._partial / name,
+            max_bytes=max_bytes,
+            compression=compression,
+            publish=self._publish,
+            closed=self._forget_writer,
+        )
         with self._lock:
             self._writers[name] = writer
         return writer
@@ -136,17 +133,57 @@ class LocalNarStore:
             else:
                 self._unsettled.pop(name, None)
 
-    def delete(self, name: str) -> bool:
-        """Removes an object that no row names. False if it is not there, or an upload just made it."""
-        path = self._object_path(name)
-        with self._lock, disk_errors(path):
+    def doom(self, name: str) -> bool:
+        """The first half of a deletion; look whether a row names it, then `delete_doomed`.
+
+        False if an upload just made it.
+        """
+        self._object_path(name)
+        with self._lock:
             if name in self._unsettled:
                 return False
+            self._doomed.add(name)
+        return True
+
+    def spare(self, name: str) -> None:
+        """It is not to be deleted after all."""
+        with self._lock:
+            self._doomed.discard(name)
+
+    def delete_doomed(self, name: str) -> bool:
+        """Removes a doomed object. False if it is not there, or somebody stored it again since."""
+        path = self._object_path(name)
+        with self._lock, disk_errors(path):
+            if name not in self._doomed:
+                return False
+            self._doomed.discard(name)
             try:
                 path.unlink()
             except FileNotFoundError:
                 return False
         return True
+
+    def delete(self, name: str) -> bool:
+        """Removes an object of which it is certain that no row names it, nor will.
+
+        False if it is not there, or an upload just made it.
+        """
+        return self.doom(name) and self.delete_doomed(name)
+
+    def shards(self) -> list[str]:
+        """The directories that objects lie in."""
+        with disk_errors(self._objects):
+            return sorted(path.name for path in self._objects.iterdir() if len(path.name) == _SHARD_LETTERS)
+
+    def objects_in(self, shard: str, *, older_than: float) -> list[str]:
+        """The objects of a shard that were written before `older_than` (wall seconds)."""
+        directory = self._objects / shard
+        with disk_errors(directory), os.scandir(directory) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if _OBJECT.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_mtime < older_than
+            )
 
     def discard_partial(self, request_id: str) -> bool:
         """Gives up an upload: its lease ran out, or it was canceled. False if nothing was kept."""
@@ -193,6 +230,7 @@ class LocalNarStore:
             make_directory(path.parent)
             with self._lock:
                 self._unsettled[verified.object] = self._unsettled.get(verified.object, 0) + 1
+                self._doomed.discard(verified.object)
             try:
                 try:
                     os.link(partial, path)
@@ -208,126 +246,16 @@ class LocalNarStore:
         return replace(verified, file_size=size)
 
 
-class NarWriter:
-    """One upload. Its methods may be called from any thread; each call is whole."""
-
-    def __init__(self, store: LocalNarStore, path: Path, max_bytes: int | None) -> None:
-        self._store = store
-        self._path = path
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        with disk_errors(path):
-            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            self._offset = os.fstat(self._fd).st_size
-
-    @property
-    def offset(self) -> int:
-        """The bytes that are stored: where the sender goes on."""
-        return self._offset
-
-    def append(self, offset: int, data: bytes | memoryview) -> int:
-        """Stores travelled bytes and returns the new offset; what is stored already is passed over.
-
-        UploadGapError for bytes too far ahead; StorageFullError with nothing of `data` kept;
-        NarError beyond the limit.
-        """
-        with self._lock:
-            fd = self._open_fd()
-            if offset > self._offset:
-                raise UploadGapError(self._offset, offset)
-            new = memoryview(data)[self._offset - offset :]
-            if not new:
-                return self._offset
-            if self._max_bytes is not None and self._offset + len(new) > self._max_bytes:
-                raise NarError(f"more than {self._max_bytes} bytes were sent")
-            with disk_errors(self._path):
-                try:
-                    write_at(fd, new, self._offset)
-                except OSError:
-                    os.ftruncate(fd, self._offset)
-                    raise
-            self._offset += len(new)
-            return self._offset
-
-    def finish(self, nar_hash: str, nar_size: int, file_size: int, compression: Compression) -> StoredObject:
-        """Verifies all of it and makes the object durable. The writer is closed in any case.
-
-        NarError if it is not a NAR, or not the declared one: nothing of it is kept then. On any
-        other error the partial file stays for another try. After the row of the object is
-        committed, or given up, call `LocalNarStore.settle`.
-        """
-        with self._lock:
-            fd = self._open_fd()
-            try:
-                name = _object_name(nar_hash, compression)
-                if self._offset != file_size:
-                    raise NarError(f"{self._offset} bytes arrived, {file_size} were announced")
-                _verify(fd, nar_hash, nar_size, compression)
-                with disk_errors(self._path):
-                    os.fsync(fd)
-                found = StoredObject(name, nar_hash, nar_size, file_size, compression)
-                return self._store._publish(self._path, found)
-            except NarError:
-                self._path.unlink(missing_ok=True)
-                raise
-            finally:
-                self._close()
-
-    def close(self) -> None:
-        """Ends the session's use of it; what arrived is kept for the next one."""
-        with self._lock:
-            self._close()
-
-    def discard(self) -> None:
-        """Ends it and removes what arrived."""
-        with self._lock:
-            if self._fd is not None:
-                self._close()
-                self._path.unlink(missing_ok=True)
-
-    def __enter__(self) -> "NarWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _open_fd(self) -> int:
-        if self._fd is None:
-            raise WriterClosedError("the upload goes on elsewhere, or was given up")
-        return self._fd
-
-    def _close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            self._store._forget_writer(self._path.name, self)
-
-
-def _verify(fd: int, nar_hash: str, nar_size: int, compression: Compression) -> None:
-    verifier = NarVerifier(nar_hash, nar_size, compression, sink=NarReader())
-    offset = 0
-    while chunk := os.pread(fd, READ_BYTES, offset):
-        verifier.feed(chunk)
-        offset += len(chunk)
-    verifier.finish()
-
-
 def _is_sound(path: Path, declared: StoredObject) -> bool:
-    with path.open("rb") as file:
+    verifier = NarVerifier(declared.nar_hash, declared.nar_size, declared.compression, sink=NarReader())
+    with path.open("rb", buffering=0) as file:
         try:
-            _verify(file.fileno(), declared.nar_hash, declared.nar_size, declared.compression)
+            while chunk := file.read(READ_BYTES):
+                verifier.feed(chunk)
+            verifier.finish()
         except NarError:
             return False
     return True
-
-
-def _object_name(nar_hash: str, compression: Compression) -> str:
-    matched = _HASH.fullmatch(nar_hash)
-    if matched is None:
-        raise NarError(f"{nar_hash!r} is no hash: write sha256: and 64 hex digits")
-    return matched[1] + (".nar.zst" if compression is Compression.ZSTD else ".nar")
 
 
 def _partial_name(request_id: str) -> str:

@@ -1,5 +1,5 @@
-"""What goes away in time: once an hour clusters that ended long ago (cluster-jobs.md, Tables), and, as
-soon as a verdict says so, objects of the NAR store that nothing names any more.
+"""What goes away in time: once an hour clusters that ended long ago (cluster-jobs.md, Tables) and
+objects of the NAR store that no row names; objects that a verdict drops, as soon as it says so.
 """
 
 from functools import partial
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gradient_server.db.queries.cached_paths import object_in_use
 from gradient_server.domain.events import Event, ObjectUnused
 from gradient_server.graph.retention import run_retention
 from gradient_server.storage.nar_store import StorageError
+from gradient_server.storage.orphans import collect_orphans, delete_unused
 
 if TYPE_CHECKING:
     from gradient_server.net.services import Services
@@ -56,16 +56,14 @@ class Retention:
             run_retention, retention_days=services.settings.retention_days, now=services.clock.now()
         )
         await services.transact(lambda connection: (None, work(connection)))
+        await collect_orphans(services)
 
     async def _delete_unused(self) -> None:
         self._wake = trio.Event()
         while self._unused:
             name = next(iter(self._unused))
             del self._unused[name]
-            # An upload of the same contents may have come meanwhile; the store guards those under way.
-            if await self._services.database.read(partial(object_in_use, name=name)):
-                continue
             try:
-                await trio.to_thread.run_sync(self._services.nar_store.delete, name)
+                await delete_unused(self._services, name)
             except StorageError as error:
                 log.error("an unused object cannot be deleted", object=name, reason=str(error))

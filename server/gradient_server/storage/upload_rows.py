@@ -14,6 +14,7 @@ from gradient_server.db.queries.cached_paths import CachedPath, held_paths, obje
 from gradient_server.db.tables import derivation_build, derivation_output
 from gradient_server.domain.events import Event, PathStored
 from gradient_server.domain.job import split_job_key
+from gradient_server.graph.content import STORE_PATH
 from gradient_server.storage.nar_store import StoredObject
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class UploadRows:
 def _may_upload(held: "HeldAssignment", path: str) -> bool:
     """A build its outputs, an evaluation its source: nobody replaces what others made."""
     if held.kind is JobKind.EVAL:
-        return path.endswith("-source")
+        return path.endswith("-source") and STORE_PATH.fullmatch(path) is not None
     return held.outputs is not None and path in held.outputs
 
 

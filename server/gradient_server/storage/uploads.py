@@ -20,8 +20,10 @@ from gradient_protocol.messages.server import Relay, Skip, UploadCommitted, Uplo
 from gradient_protocol.messages.worker import UploadChunk, UploadFinished, UploadRequest
 from gradient_protocol.nar import NarError
 
+from gradient_server.graph.content import STORE_PATH
 from gradient_server.storage import admission
 from gradient_server.storage.nar_store import NarWriter, StorageError, UploadGapError, WriterClosedError
+from gradient_server.storage.orphans import delete_unused
 from gradient_server.storage.upload_rows import Answer, UploadRows
 
 if TYPE_CHECKING:
@@ -33,6 +35,12 @@ __all__ = ["Uploads"]
 log = structlog.get_logger(__name__)
 
 _LOOK_EVERY_SECS: Final = 5.0
+# Of what an earlier session left, verified in one trip to a thread.
+_CATCH_UP_BYTES: Final = 32 * 1024 * 1024
+# What an upload may have over its announced size: it is an estimate, and zstd may add a little.
+_ROOM_BYTES: Final = 1024 * 1024
+MAX_REFERENCES: Final = 20_000
+"""Of one path: more inputs than the message of a job can name."""
 _BAD_REQUEST: Final = 400
 _TOO_MANY: Final = 413
 
@@ -163,11 +171,13 @@ class Uploads:
         """It is the upload's turn: say from where."""
         request_id = upload.request.request_id
         if upload.writer is None:
-            open_writer = partial(self._services.nar_store.open_writer, request_id)
             try:
-                writer = await trio.to_thread.run_sync(open_writer, limiter=self._disk)
+                writer = await self._open_writer(upload)
             except StorageError as error:
                 await self._reject(upload, str(error))
+                return
+            except NarError as error:
+                await self._start_again(upload, f"what had come of it is damaged: {error}")
                 return
             if self._active.get(request_id) is not upload:
                 writer.close()
@@ -176,6 +186,30 @@ class Uploads:
         upload.last_byte_at = self._now()
         grant = UploadGrant(request_id=request_id, target=Relay(offset=upload.writer.offset))
         upload.session.send(grant)
+
+    async def _open_writer(self, upload: _Upload) -> NarWriter:
+        """Ready to append; what an earlier session left is verified. StorageError, NarError."""
+        announced = max(0, upload.request.size_estimate)
+        zstd = upload.session.capabilities.zstd
+        open_writer = partial(
+            self._services.nar_store.open_writer,
+            upload.request.request_id,
+            max_bytes=announced + announced // 8 + _ROOM_BYTES,
+            compression=Compression.ZSTD if zstd else Compression.NONE,
+        )
+        writer = await trio.to_thread.run_sync(open_writer, limiter=self._disk)
+        try:
+            caught_up = False
+            while not caught_up:
+                caught_up = await trio.to_thread.run_sync(
+                    writer.catch_up, _CATCH_UP_BYTES, limiter=self._disk
+                )
+        except WriterClosedError:
+            pass  # somebody else took the request over, or gave it up: the caller finds that out
+        except BaseException:
+            writer.close()
+            raise
+        return writer
 
     # Bytes
 
@@ -214,6 +248,10 @@ class Uploads:
 
     async def _finish(self, upload: _Upload, writer: NarWriter, message: UploadFinished) -> None:
         """Verify, make object and row durable, and only then say so."""
+        unfit = _unfit_references(message.references)
+        if unfit is not None:
+            await self._reject(upload, unfit)
+            return
         upload.finishing = True
         zstd = upload.session.capabilities.zstd
         finish = partial(
@@ -235,8 +273,13 @@ class Uploads:
             self._end(upload, committed=not upload.is_member)
             self._answer(upload.session, message.request_id, UploadOutcome.OK)
             if replaced is not None:
-                delete = partial(self._services.nar_store.delete, replaced)
-                await trio.to_thread.run_sync(delete, limiter=self._disk)
+                await self._delete_replaced(replaced)
+
+    async def _delete_replaced(self, name: str) -> None:
+        try:
+            await delete_unused(self._services, name)
+        except StorageError as error:  # the hourly look for orphans finds it again
+            log.error("a replaced object cannot be removed", object=name, reason=str(error))
 
     # Ends
 
@@ -246,7 +289,9 @@ class Uploads:
         self._answer(upload.session, upload.request.request_id, UploadOutcome.REJECTED, reason)
 
     async def _stalled(self, upload: _Upload) -> None:
-        reason = f"no byte came for {TRANSFER_STALL_SECS:g} s"
+        await self._start_again(upload, f"no byte came for {TRANSFER_STALL_SECS:g} s")
+
+    async def _start_again(self, upload: _Upload, reason: str) -> None:
         log.warning("an upload is given up", path=upload.request.path, reason=reason)
         await self._give_up(upload)
         self._answer(upload.session, upload.request.request_id, UploadOutcome.RETRY, reason)
@@ -305,3 +350,12 @@ class Uploads:
         session: "Session", request_id: str, outcome: UploadOutcome, reason: str | None = None
     ) -> None:
         session.send(UploadCommitted(request_id=request_id, outcome=outcome, reason=reason))
+
+
+def _unfit_references(references: Sequence[str]) -> str | None:
+    if len(references) > MAX_REFERENCES:
+        return f"{len(references)} references, at most {MAX_REFERENCES} are taken"
+    for reference in references:
+        if STORE_PATH.fullmatch(reference) is None:
+            return f"the reference {reference[:80]!r} is not a store path"
+    return None

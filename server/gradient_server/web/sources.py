@@ -18,6 +18,7 @@ from gradient_server.db.queries.cached_paths import CachedPath, get_paths, put_p
 from gradient_server.domain.events import Event, PathStored
 from gradient_server.net.services import Services
 from gradient_server.storage.nar_store import NarWriter, StoredObject
+from gradient_server.storage.orphans import delete_unused
 from gradient_server.web.auth import Reader, Writer
 from gradient_server.web.errors import ApiError
 from gradient_server.web.projects import project_named
@@ -79,6 +80,7 @@ async def _is_held(services: Services, path: str) -> bool:
 
 async def _store(services: Services, request: Request, path: str, nar_hash: str, nar_size: int) -> None:
     name = f"source:{services.ids.new()}"
+    # Verified at the end: an answer in the middle of the body would reach few clients.
     open_writer = partial(services.nar_store.open_writer, name, max_bytes=nar_size + _SLACK_BYTES)
     writer = await trio.to_thread.run_sync(open_writer)
     try:
@@ -134,7 +136,7 @@ async def _record(services: Services, path: str, stored: StoredObject) -> None:
     finally:
         services.nar_store.settle(stored.object)
     if replaced is not None:
-        await trio.to_thread.run_sync(services.nar_store.delete, replaced)
+        await delete_unused(services, replaced)
 
 
 async def _discard(request: Request, nar_size: int) -> None:

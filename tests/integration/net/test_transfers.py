@@ -244,6 +244,9 @@ async def test_a_gap_in_an_upload_or_a_log_ends_the_session(
                 error = await worker.expect(Error)
                 assert error.code == 400
                 assert "5" in error.reason
+            with trio.fail_after(5):
+                while len(pool.services.sessions):
+                    await trio.sleep(0.01)
 
 
 async def test_a_canceled_upload_frees_its_slot_for_the_next(

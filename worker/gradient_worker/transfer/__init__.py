@@ -1,9 +1,10 @@
 """Moves NARs between the store and the server (protocol.md, "Transfers").
 
-A download that the session's end cut is asked for again on the next session. An upload goes on under
-the same request id from the offset that the server grants: its bytes are made anew, for the same
-store path compresses to the same bytes, and those the server has are not sent again. Packing,
-compression and hashing run in threads, a few hundred KiB at a time, never a whole NAR in memory.
+A download that the session's end cut goes on with the next one, from the first byte that was not
+taken in. An upload goes on under the same request id from the offset that the server grants: its
+bytes are made anew, for the same store path compresses to the same bytes, and those the server has
+are not sent again. Packing, compression and hashing run in threads, a few hundred KiB at a time,
+never a whole NAR in memory.
 """
 
 from typing import Final
@@ -13,7 +14,6 @@ import trio
 from gradient_protocol.errors import SessionClosed
 from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import SpanKind
-from gradient_protocol.messages.worker import NarRequest
 
 from gradient_worker.executor.spans import SpanLog
 from gradient_worker.stores.base import PathInfo, Store
@@ -43,52 +43,54 @@ class Transfers:
     async def download(
         self, assignment_id: str, path: str, nar_hash: str | None, spans: SpanLog
     ) -> Downloaded | Lost | Stalled:
-        """Fetch a path into the store. `nar_hash`: what the job says it must be, where it says so."""
-        last: Lost | Stalled = Stalled(path, "not tried")
-        for _ in range(MAX_TRIES):
-            started = spans.now()
-            outcome = await self._download_on_some_wire(assignment_id, path, nar_hash)
-            if isinstance(outcome, Downloaded):
-                info = outcome.info
-                spans.add(
-                    SpanKind.NAR_FETCH,
-                    started,
-                    nar_bytes=info.nar_size,
-                    stored_bytes=outcome.stored_bytes,
-                    paths=1,
-                )
-                return outcome
-            last = outcome
-            if isinstance(outcome, Lost) and not outcome.damaged:
-                return outcome
-            logger.warning("download failed", path=path, outcome=repr(outcome))
-        return last
+        """Fetch a path into the store. `nar_hash`: what the job says it must be, where it says so.
 
-    async def _download_on_some_wire(
-        self, assignment_id: str, path: str, nar_hash: str | None
-    ) -> Downloaded | Lost | Stalled:
+        StoreError or OSError where this worker cannot store it.
+        """
+        download = Download(
+            store=self._store,
+            threads=self._threads,
+            ids=self._ids,
+            assignment_id=assignment_id,
+            path=path,
+            nar_hash=nar_hash,
+        )
+        started = spans.now()
+        try:
+            outcome = await self._until_it_ends(download)
+        finally:
+            await download.aclose()
+        if isinstance(outcome, Downloaded):
+            spans.add(
+                SpanKind.NAR_FETCH,
+                started,
+                nar_bytes=outcome.info.nar_size,
+                stored_bytes=outcome.stored_bytes,
+                paths=1,
+            )
+        return outcome
+
+    async def _until_it_ends(self, download: Download) -> Downloaded | Lost | Stalled:
+        tries = 0
+        while True:
+            before = download.received
+            outcome = await self._download_on_some_wire(download)
+            if isinstance(outcome, Downloaded) or (isinstance(outcome, Lost) and not outcome.damaged):
+                return outcome
+            logger.warning("download failed", path=download.path, outcome=repr(outcome))
+            if isinstance(outcome, Stalled) and download.received > before:
+                tries = 0  # there is a deadline on progress, and none on the whole
+            tries += 1
+            if tries == MAX_TRIES:
+                return outcome
+            if isinstance(outcome, Lost):
+                await download.aclose()
+
+    async def _download_on_some_wire(self, download: Download) -> Downloaded | Lost | Stalled:
         while True:
             wire = await self._link.wire()
             try:
-                transfer_id = self._ids.new()
-                mailbox = wire.open(transfer_id)
-                try:
-                    request = NarRequest(
-                        transfer_id=transfer_id, assignment_id=assignment_id, path=path, offset=0
-                    )
-                    wire.send(request)
-                    download = Download(
-                        wire,
-                        store=self._store,
-                        threads=self._threads,
-                        mailbox=mailbox,
-                        transfer_id=transfer_id,
-                        path=path,
-                        nar_hash=nar_hash,
-                    )
-                    return await download.run()
-                finally:
-                    mailbox.close()
+                return await download.run_on(wire)
             except SessionClosed:
                 await trio.lowlevel.checkpoint()
 

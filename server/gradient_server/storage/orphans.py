@@ -1,0 +1,67 @@
+"""Objects of the NAR store that no row names: deleted when that is known, looked for once an hour.
+
+A server that dies between the object and its row, or between the row's end and the deletion, leaves
+one. What was written in the last hour is passed over; an upload that stores the same contents while
+one is looked at keeps it (`LocalNarStore.doom`). Each shard is one step, so that a pass may end
+anywhere and the next one begins anew.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+import structlog
+import trio
+
+from gradient_server.db.queries.cached_paths import object_in_use
+from gradient_server.storage.durable import StorageError
+
+if TYPE_CHECKING:
+    from gradient_server.net.services import Services
+
+__all__ = ["collect_orphans", "delete_unused"]
+
+log = structlog.get_logger(__name__)
+
+YOUNG_SECS: Final = 3600.0
+"""An upload's transaction is long over by then, whatever the disk did."""
+
+
+async def delete_unused(services: "Services", name: str) -> bool:
+    """Deletes an object unless something uses it, or is just storing it. Whether it is gone.
+
+    StorageError if the disk refuses.
+    """
+    return await _delete_those_unused(services, [name]) == 1
+
+
+async def collect_orphans(services: "Services") -> int:
+    """One pass over the whole store; how many objects were deleted."""
+    store = services.nar_store
+    older_than = services.clock.now() - YOUNG_SECS
+    deleted = 0
+    for shard in await trio.to_thread.run_sync(store.shards):
+        list_objects = partial(store.objects_in, shard, older_than=older_than)
+        try:
+            deleted += await _delete_those_unused(services, await trio.to_thread.run_sync(list_objects))
+        except StorageError as error:
+            log.error("orphans cannot be collected", shard=shard, reason=str(error))
+    if deleted:
+        log.info("objects without a row were deleted", count=deleted)
+    return deleted
+
+
+async def _delete_those_unused(services: "Services", names: list[str]) -> int:
+    """The doom comes first and the look into the database second: see `LocalNarStore.doom`."""
+    store = services.nar_store
+    doomed = [name for name in names if store.doom(name)]
+    try:
+        unused = await services.database.read(partial(_unused, names=doomed))
+        return sum(await trio.to_thread.run_sync(lambda: [store.delete_doomed(name) for name in unused]))
+    finally:
+        for name in doomed:
+            store.spare(name)
+
+
+def _unused(connection: sa.Connection, names: list[str]) -> list[str]:
+    return [name for name in names if not object_in_use(connection, name)]
