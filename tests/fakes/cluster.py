@@ -71,6 +71,7 @@ class FakeClusterStore:
     """The database's part, one instance. `before` runs within the hop of each transaction."""
 
     instance_id = "instance-1"
+    is_shared = True
 
     def __init__(self, jobs: FakeClaimStore) -> None:
         self._jobs = jobs

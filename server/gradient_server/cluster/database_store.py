@@ -58,6 +58,11 @@ class DatabaseClusterStore:
         """The server instance that owns the attempts."""
         return self._instance_id
 
+    @property
+    def is_shared(self) -> bool:
+        """SQLite has one instance, held by a lock file."""
+        return self._database.dialect == "postgresql"
+
     async def load(self, cluster_ids: Sequence[str] | None) -> list[ClusterInfo]:
         """Clusters with their members and open attempts; None: all that have not ended."""
         return await self._database.read(lambda connection: load_clusters(connection, cluster_ids))

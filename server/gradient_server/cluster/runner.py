@@ -27,12 +27,19 @@ from gradient_server.cluster.offers import MemberOffers
 from gradient_server.cluster.recovery import goes_on, recover
 from gradient_server.cluster.reservation import Release, Reservation, ReservationDesk, ReservedSeat
 from gradient_server.cluster.reserve_rows import ReservationRows
-from gradient_server.cluster.settings import PASS_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
+from gradient_server.cluster.settings import PASS_SECS, REFRESH_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
 from gradient_server.cluster.signals import AdoptedMember, MemberSessions
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.store import ClusterStore
 from gradient_server.cluster.why import ClusterWhy, explain_cluster
-from gradient_server.domain.events import Bus, ClusterChanged, ClusterQueued, Event, MemberReported
+from gradient_server.domain.events import (
+    Bus,
+    ClusterChanged,
+    ClusterQueued,
+    Event,
+    JobUnqueued,
+    MemberReported,
+)
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import ClusterStatus
 from gradient_server.scheduler.model import Assignment, AssignmentState
@@ -449,6 +456,8 @@ class ClusterRunner:
             nursery.start_soon(self.rows.run)
             nursery.start_soon(self._run_loads)
             nursery.start_soon(self._run_passes)
+            if self._store.is_shared:
+                nursery.start_soon(self._run_refreshes)
             task_status.started()
 
     async def _run_passes(self) -> None:
@@ -481,6 +490,27 @@ class ClusterRunner:
             for info in await self._store.load(cluster_ids):
                 self.book.learn(info, self._clock.monotonic())
             self._kick.set()
+
+    async def _run_refreshes(self) -> None:
+        while True:
+            await trio.sleep(REFRESH_SECS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """What other instances have done to clusters, which nobody tells this one of: the backstop."""
+        infos = {info.id: info for info in await self._store.load(None)}
+        now = self._clock.monotonic()
+        for entry in list(self.book.clusters.values()):
+            if entry.info.id not in infos and self.attempts.of_cluster(entry.info.id) is None:
+                for job_key in list(entry.arrived):
+                    self._scheduler.on_event(JobUnqueued(job_key, "its cluster ended"))
+                self.book.forget(entry.info.id)
+        for info in infos.values():
+            if info.open_attempt is None and self.attempts.of_cluster(info.id) is None:
+                self.book.learn(info, now)
+                for member in self.book.clusters[info.id].absent():
+                    self._scheduler.loops.look_up(member.job_key)
+        self._kick.set()
 
     async def _run_loads(self) -> None:
         while True:

@@ -3,9 +3,17 @@
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["HOLD_EXTRA_SECS", "PASS_SECS", "SURVIVORS_SECS", "UNCONFIRMED_ABORT_SECS", "ClusterSettings"]
+__all__ = [
+    "HOLD_EXTRA_SECS",
+    "PASS_SECS",
+    "REFRESH_SECS",
+    "SURVIVORS_SECS",
+    "UNCONFIRMED_ABORT_SECS",
+    "ClusterSettings",
+]
 
 PASS_SECS: Final = 5.0  # the planner's backstop
+REFRESH_SECS: Final = 5.0  # what other instances have done
 HOLD_EXTRA_SECS: Final = 10.0  # a worker holds for longer than the server prepares
 SURVIVORS_SECS: Final = 300.0  # after AbortCluster
 UNCONFIRMED_ABORT_SECS: Final = 300.0

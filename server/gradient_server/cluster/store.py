@@ -36,6 +36,11 @@ class ClusterStore(Protocol):
         """The server instance that owns the attempts."""
         ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other instances may write the same database."""
+        ...
+
     async def load(self, cluster_ids: Sequence[str] | None) -> list[ClusterInfo]:
         """Clusters with their members and open attempts; None: all that have not ended."""
         ...

@@ -637,3 +637,64 @@ async def test_a_reservation_that_another_instance_holds_is_given_up() -> None:
     await world.single("single")
     await world.settle()
     assert len(world.assigned("a")) == 1
+
+
+# Several instances, and no starvation
+
+
+async def test_what_other_instances_do_is_noticed_within_five_seconds() -> None:
+    world = pair_world()
+    info = cluster_info("c")
+    # Another instance stored and queued it.
+    world.clusters.clusters["c"] = info
+    for member in info.members:
+        name = member.job_key.removeprefix("build:")
+        world.store.queued[member.job_key] = build(name, cluster="c")
+    await world.runner.refresh()
+    await world.plan()
+    assert len(world.assigned("a")) == len(world.assigned("b")) == 1
+    # And one that another instance has ended is forgotten with its members.
+    world.submit(cluster_info("d"))
+    del world.clusters.clusters["d"]
+    await world.runner.refresh()
+    assert world.runner.book.get("d") is None
+    assert "build:d-0" not in world.scheduler.tracker
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+async def test_a_cluster_of_four_starts_beside_an_endless_stream_of_single_jobs(reserves: bool) -> None:
+    longest_secs = 50
+    world = ClusterWorld()
+    if not reserves:
+        world.runner.desk.after_secs = float("inf")
+    names = ("a", "b", "c", "d")
+    connect(world, *names, max_concurrent_builds=1)
+    running: dict[str, tuple[str, float]] = {}
+    for number in range(20):
+        await world.single(f"early-{number}")
+    world.submit(cluster_info("k", members=4))
+    submitted = world.clock.passed
+    started = None
+    for step in range(150):
+        await world.single(f"s{step}")
+        # Two ends at different times each, so that no four workers are ever idle by chance.
+        for position, name in enumerate(names):
+            for message in world.assigned(name):
+                await world.reply(name, message)
+                if message.cluster is None:
+                    ends = world.clock.passed + longest_secs - 10 * position
+                    running[name] = (message.assignment_id, ends)
+        if len(world.runner.attempts):
+            started = world.clock.passed - submitted
+            break
+        for name, (assignment_id, ends) in list(running.items()):
+            if ends <= world.clock.passed:
+                del running[name]
+                world.bus.publish(world.store.close(assignment_id))
+                world.scheduler.request_job(name, JobKind.BUILD)
+        await world.later(5.0)
+    if reserves:
+        assert started is not None
+        assert started <= 600 + longest_secs + 10
+    else:
+        assert started is None
