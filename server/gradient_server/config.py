@@ -93,10 +93,6 @@ def _addresses(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _absent(_value: object) -> None:
-    raise ValueError("belongs to a part that this version does not have yet; remove it")
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: its key, how its value is read, what it is when nobody says, and what it is for."""
@@ -126,11 +122,6 @@ class Option:
         """The flag of `gradient-server`."""
         return "--" + "-".join(self.words)
 
-    @property
-    def is_absent(self) -> bool:
-        """Whether the option is known, but its part is not in this version."""
-        return self.read is _absent
-
 
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("listenAddr", _text, "127.0.0.1", "address the HTTP API listens on"),
@@ -159,7 +150,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("scheduler.clusterPrepareTimeoutSecs", _number, 30.0, "for all members of a cluster to accept"),
     Option("scheduler.clusterReserveAfterSecs", _number, 600.0, "wait for seats before they are reserved"),
     Option("scheduler.clusterReserveTimeoutSecs", _number, 1800.0, "how long reserved seats are kept"),
-    Option("scheduler.clusterBackfill", _absent, None, "cluster jobs"),
+    Option("scheduler.clusterBackfill", _switch, False, "short builds on reserved seats meanwhile"),
     Option("metrics.instanceIntervalSecs", _interval, 30.0, "between two measurements of the instance"),
     Option("retentionDays", _interval, 90.0, "how long ended clusters are kept and history is read"),
 )
@@ -202,6 +193,7 @@ class ServerConfig:
     scheduler_cluster_prepare_timeout_secs: float
     scheduler_cluster_reserve_after_secs: float
     scheduler_cluster_reserve_timeout_secs: float
+    scheduler_cluster_backfill: bool
 
     def __repr__(self) -> str:
         """The base directory says enough; the database's URL may hold a password."""
@@ -220,8 +212,6 @@ class Loaded:
         """Each option with its value and its origin, fit for a log."""
         shown: dict[str, str] = {}
         for option in OPTIONS:
-            if option.is_absent:
-                continue
             value = getattr(self.config, option.field)
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             if option.field == "database_url":
@@ -264,8 +254,6 @@ def load(*, file: Path | None, environment: Mapping[str, str], flags: Mapping[st
 
 
 def _complaint(option: Option, origin: str, raw: object, error: ValueError) -> str:
-    if option.is_absent:
-        return f"{option.key} ({origin}) {error}"
     shown = without_secrets(raw) if option.key == "database.url" and isinstance(raw, str) else raw
     return f"{option.key} ({origin}): {error}, not {shown!r}"
 
@@ -293,7 +281,7 @@ def _effective(values: dict[str, Any]) -> ServerConfig:
         "proto_tls_key": None if key is None else Path(key),
         "database_url": url,
     }
-    return ServerConfig(**{name: value for name, value in values.items() if not _BY_FIELD[name].is_absent})
+    return ServerConfig(**values)
 
 
 def _from_file(file: Path | None) -> list[tuple[Option, object]]:

@@ -1,5 +1,6 @@
 """Makes every part of a server and connects them; nothing runs yet. For `app`, and for tests."""
 
+import gc
 import random
 import secrets
 import sys
@@ -40,6 +41,7 @@ from gradient_server.storage.uploads import Uploads
 __all__ = ["build_services", "make_ids", "tune_interpreter"]
 
 SWITCH_SECS: Final = 0.0005
+GC_OBJECTS: Final = 20_000
 
 
 def build_services(
@@ -93,6 +95,7 @@ def build_services(
             prepare_timeout_secs=config.scheduler_cluster_prepare_timeout_secs,
             reserve_after_secs=config.scheduler_cluster_reserve_after_secs,
             reserve_timeout_secs=config.scheduler_cluster_reserve_timeout_secs,
+            backfill=config.scheduler_cluster_backfill,
         ),
     )
     services = Services(
@@ -148,9 +151,11 @@ def tune_interpreter() -> None:
     """For the whole process: how long a thread keeps the interpreter from another that waits for it.
 
     The event loop and the database's writer both let go of it at every system call and statement,
-    dozens of times for a job; at Python's 5 ms each return could cost that long.
+    dozens of times for a job; at Python's 5 ms each return could cost that long. And how many objects
+    are made before it looks for cycles: a full queue is hundreds of thousands that live long.
     """
     sys.setswitchinterval(SWITCH_SECS)
+    gc.set_threshold(GC_OBJECTS, 20, 20)
 
 
 def _graph_settings(config: ServerConfig, sessions: Sessions) -> GraphSettings:

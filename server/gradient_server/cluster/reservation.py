@@ -8,13 +8,13 @@ not end it: it is planned again, for 30 s without the worker that rejected.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from gradient_protocol.kinds import JobKind
 
-__all__ = ["AVOID_SECS", "Release", "Reservation", "ReservationDesk", "ReservedSeat", "backfill_fits"]
+__all__ = ["AVOID_SECS", "Release", "Reservation", "ReservationDesk", "ReservedSeat", "backfill_secs"]
 
 AVOID_SECS: Final = 30.0
 
@@ -119,11 +119,10 @@ class ReservationDesk:
         self.workers = frozenset(seat.worker_id for seat in seats)
 
 
-def backfill_fits(p95_secs: float | None, now: float, expected_ends: Mapping[str, float | None]) -> bool:
-    """Whether a single job may still run on a reserved seat (`scheduler.clusterBackfill`).
+def backfill_secs(expected_ends: Iterable[float | None], now: float) -> float:
+    """How long a single job on a reserved seat may take (`scheduler.clusterBackfill`), 0 for none.
 
-    It may if its p95 build time ends before the latest expected end among the busy seats; a job
-    without history, and seats whose end nobody knows, allow nothing.
+    Until the latest expected end among the busy seats; those whose end nobody knows allow nothing.
     """
-    known = [end for end in expected_ends.values() if end is not None]
-    return p95_secs is not None and bool(known) and now + p95_secs < max(known)
+    known = [end for end in expected_ends if end is not None]
+    return max(max(known, default=now) - now, 0.0)

@@ -25,7 +25,13 @@ from gradient_server.cluster.floor import Floor
 from gradient_server.cluster.machine import AttemptMachine
 from gradient_server.cluster.offers import MemberOffers
 from gradient_server.cluster.recovery import goes_on, recover
-from gradient_server.cluster.reservation import Release, Reservation, ReservationDesk, ReservedSeat
+from gradient_server.cluster.reservation import (
+    Release,
+    Reservation,
+    ReservationDesk,
+    ReservedSeat,
+    backfill_secs,
+)
 from gradient_server.cluster.reserve_rows import ReservationRows
 from gradient_server.cluster.settings import PASS_SECS, REFRESH_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
 from gradient_server.cluster.signals import AdoptedMember, MemberSessions
@@ -222,9 +228,28 @@ class ClusterRunner:
             if score.job_id in self.book:
                 self.floor.score(worker_id, score.job_id, score.missing_nar_size)
 
-    def is_reserved(self, worker_id: str, kind: JobKind) -> bool:
-        """Reserved seats get no new single job of their kind."""
-        return self.desk.is_reserved(worker_id, kind)
+    def backfill_secs(self, worker_id: str, kind: JobKind) -> float | None:
+        """Reserved seats get no new single job of their kind; with backfill, short builds."""
+        held = self.desk.held
+        if held is None or not self.desk.is_reserved(worker_id, kind):
+            return None
+        if not self.settings.backfill or kind is not JobKind.BUILD:
+            return 0.0
+        now = self._clock.monotonic()
+        return backfill_secs((self._expected_end(seat, now) for seat in held.seats), now)
+
+    def _expected_end(self, seat: ReservedSeat, now: float) -> float | None:
+        """When a busy seat is expected to be free; None if it is, or if nobody knows."""
+        worker = self._pool.workers.get(seat.worker_id)
+        if worker is None or worker.slots[seat.kind].free:
+            return None
+        ends = [
+            None if one.expected_secs is None else max(one.assigned_at + one.expected_secs, now)
+            for one in worker.assigned.values()
+            if one.kind is seat.kind
+        ]
+        known = [end for end in ends if end is not None]
+        return min(known) if len(known) == len(ends) and known else None
 
     # Sessions, reports and committed changes
 

@@ -26,6 +26,7 @@ class ClusterSettings:
     prepare_timeout_secs: float = 30.0
     reserve_after_secs: float = 600.0
     reserve_timeout_secs: float = 1800.0
+    backfill: bool = False
 
     @property
     def hold_secs(self) -> float:

@@ -74,6 +74,7 @@ def predict(rows: Sequence[MetricRow], output_sizes: Mapping[int, int]) -> Histo
         peak_ram_mb=nearest_rank(_known(row.peak_ram_mb for row in rows), _PEAK_QUANTILE),
         cpu_time_ms=_mean(row.cpu_time_ms for row in rows),
         build_time_ms=_mean(row.build_time_ms for row in rows),
+        build_time_p95_ms=nearest_rank(_known(row.build_time_ms for row in rows), _PEAK_QUANTILE),
         disk_bytes=_mean(row.disk_bytes for row in rows),
         output_nar_size=_mean(output_sizes.get(row.derivation) for row in rows),
         oom_rate=sum(row.oom_killed for row in rows) / len(rows),

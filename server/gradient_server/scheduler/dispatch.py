@@ -6,6 +6,7 @@ are waiting are claimed in one transaction. Then the world is looked at again, f
 changed meanwhile: the job is sent, or the claim is closed as abandoned and the job waits again.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from gradient_server.clock import Clock
 from gradient_server.domain.events import Bus
 from gradient_server.domain.status import AbortReason
 from gradient_server.history.book import HistoryBook
+from gradient_server.scheduler.backfill import fitting
 from gradient_server.scheduler.claims import ClaimRequest, ClaimStore
 from gradient_server.scheduler.decisions import DecisionRing
 from gradient_server.scheduler.members import MemberDesk, NoMembers
@@ -40,7 +42,7 @@ from gradient_server.scheduler.tracker import JobTable, JobTracker
 from gradient_server.scheduler.waiting import WaitingBuilds
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
-from gradient_server.scoring.contexts import InstanceContext
+from gradient_server.scoring.contexts import HistoryPrediction, InstanceContext
 
 __all__ = ["Dispatcher"]
 
@@ -93,8 +95,9 @@ class Dispatcher:
         slots = worker.slots[kind]
         if self.stopping or worker.draining is not None or not slots.ready:
             return False
-        if self.members.is_reserved(worker.id, kind):
-            return False
+        limit_secs = self.members.backfill_secs(worker.id, kind)
+        if limit_secs is not None:
+            return limit_secs > 0.0 and self._backfill(worker, kind, limit_secs)
         table = self._tracker.tables[kind]
         if len(table):
             if self._choose(table, worker):
@@ -102,6 +105,19 @@ class Dispatcher:
             self._offers.hurry(worker)
             if widen and not worker.windows[kind].unscored:
                 self.offer_next(worker, kind)
+        return False
+
+    def _backfill(self, worker: Worker, kind: JobKind, limit_secs: float) -> bool:
+        """A short job for a reserved seat; False if none fits, or none that fits may run here."""
+        table, instance, now = self._tracker.tables[kind], self.instance(), self._clock.now()
+        for tracked in fitting(worker.windows[kind], limit_secs):
+            if not self._ranking.may_take(table, tracked, worker, self._clock.monotonic()):
+                continue
+            verdict = self._ranking.decide_one(table, tracked, worker, instance, now=now)
+            if verdict.choice is not None:
+                self._decisions.record(verdict.decision)
+                self._take(worker, verdict.choice, instance)
+                return True
         return False
 
     def _choose(self, table: JobTable, worker: Worker) -> bool:
@@ -118,9 +134,9 @@ class Dispatcher:
         self._take(worker, verdict.choice, instance)
         return True
 
-    def offer_next(self, worker: Worker, kind: JobKind) -> None:
+    def offer_next(self, worker: Worker, kind: JobKind, limit: int = NEXT_CANDIDATES) -> None:
         """The next candidates for a worker, best first by what is the same for all."""
-        limit = min(NEXT_CANDIDATES, worker.room_in_window)
+        limit = min(limit, worker.room_in_window)
         table = self._tracker.tables[kind]
         if limit and len(table) > len(worker.windows[kind]):
             now, monotonic = self._clock.now(), self._clock.monotonic()
@@ -160,6 +176,7 @@ class Dispatcher:
             missing_count=choice.missing_count,
             missing_nar_size=choice.missing_nar_size,
             ram_reserved_mb=need.reserved_mb,
+            expected_secs=_expected_secs(choice.tracked.history),
             score_breakdown=choice.breakdown.as_json(),
             runner_up=choice.runner_up,
         )
@@ -306,6 +323,10 @@ class Dispatcher:
         if slots.outstanding == assignment.assignment_id:
             slots.outstanding = None
             self._pool.settle(worker, assignment.kind)
+
+
+def _expected_secs(history: HistoryPrediction) -> float | None:
+    return None if math.isnan(history.build_time_ms) else history.build_time_ms / 1000.0
 
 
 def _request(assignment: Assignment) -> ClaimRequest:

@@ -65,8 +65,8 @@ class MemberDesk(Protocol):
         """The worker scored candidates, members among them."""
         ...
 
-    def is_reserved(self, worker_id: str, kind: JobKind) -> bool:
-        """Whether the worker gets no new single job of this kind."""
+    def backfill_secs(self, worker_id: str, kind: JobKind) -> float | None:
+        """None: the worker's seat is not reserved. Else how long a single job may take there; 0: none."""
         ...
 
 
@@ -106,7 +106,7 @@ class NoMembers:
     def scored(self, worker_id: str, scores: Sequence[CandidateScore]) -> None:
         """No member was offered."""
 
-    def is_reserved(self, worker_id: str, kind: JobKind) -> bool:
+    def backfill_secs(self, worker_id: str, kind: JobKind) -> float | None:
         """Nothing is reserved."""
         del worker_id, kind
-        return False
+        return None

@@ -115,6 +115,8 @@ class Assignment:
     missing_nar_size: int | None = None
     ram_reserved_mb: float = 0.0
     ram_observed_mb: float | None = None
+    # How long it is expected to take, by its history; None without one.
+    expected_secs: float | None = None
     # The decision that made it: the breakdown, and who came second.
     score_breakdown: dict[str, object] | None = None
     runner_up: tuple[str, float] | None = None

@@ -29,7 +29,7 @@ __all__ = ["Choice", "Ranking", "Verdict"]
 Rows: TypeAlias = npt.NDArray[np.intp]
 _ALL_UNKNOWN = WorkerContext()
 # Candidates for a worker that finds nothing: those in fewer windows than this, while there are enough.
-_FEW_OFFERS: Final = (1, 4, 32)
+_FEW_OFFERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _NO_ROWS: Rows = np.zeros(0, np.intp)
 
 
@@ -140,6 +140,10 @@ class Ranking:
         )
         return Verdict(choice, decision, short_of_ram)
 
+    def may_take(self, table: JobTable, tracked: Tracked, worker: Worker, monotonic: float) -> bool:
+        """Whether the worker may be given this one at all."""
+        return bool(self.allowed(table, worker, np.array([tracked.row]), monotonic)[0])
+
     def allowed(self, table: JobTable, worker: Worker, rows: Rows, monotonic: float) -> Flags:
         """Which of the rows the worker may be given at all."""
         self._pool.intern_fresh()
@@ -186,7 +190,7 @@ class Ranking:
             outside[window.rows()] = False
         for enough in _FEW_OFFERS:
             fewer = outside & (table.offer_counts < enough)
-            if int(fewer.sum()) >= limit:
+            if np.count_nonzero(fewer) >= limit:
                 outside = fewer
                 break
         rows = np.flatnonzero(outside)

@@ -59,6 +59,8 @@ class HistoryPrediction:
     peak_ram_mb: float = NAN
     cpu_time_ms: float = NAN
     build_time_ms: float = NAN
+    # The 95th percentile: what a job on a reserved seat may be expected to stay below.
+    build_time_p95_ms: float = NAN
     disk_bytes: float = NAN
     output_nar_size: float = NAN
     oom_rate: float = NAN

@@ -16,6 +16,7 @@ from gradient_server.db.queries.signals import StoredSignal
 from gradient_server.domain.cluster import OpenAttempt, OpenMember
 from gradient_server.domain.events import JobUnqueued, SignalStored
 from gradient_server.domain.status import ClusterStatus
+from gradient_server.scoring.contexts import HistoryPrediction
 
 from tests.fakes.cluster import ClusterWorld, cluster_info
 from tests.fakes.scheduler import build, worker
@@ -698,3 +699,56 @@ async def test_a_cluster_of_four_starts_beside_an_endless_stream_of_single_jobs(
         assert started <= 600 + longest_secs + 10
     else:
         assert started is None
+
+
+async def seat_secs(backfill: bool) -> tuple[float, float]:
+    """(idle seat-seconds of the reservation until the start, when the cluster started after it)."""
+    world = ClusterWorld()
+    world.runner.settings = ClusterSettings(backfill=backfill)
+    connect(world, "a", "b", max_concurrent_builds=1)
+    short, long = (
+        HistoryPrediction(build_time_ms=secs * 1000.0, build_time_p95_ms=secs * 1000.0, samples=5)
+        for secs in (10.0, 100.0)
+    )
+    await world.single("long")
+    busy = next(name for name in ("a", "b") if world.outboxes[name].sent)
+    idle = "b" if busy == "a" else "a"
+    message = world.assignment(busy)
+    await world.reply(busy, message)
+    world.scheduler.pool.assignments[message.assignment_id].expected_secs = 700.0
+    world.submit(cluster_info("c"))
+    await world.later(601.0)
+    assert world.runner.desk.held is not None
+    idle_secs, running = 0.0, None
+    for step in range(40):
+        for name, history in (("s", short), ("l", long)):
+            world.queue(build(f"{name}{step}"))
+            world.scheduler.tracker.tables[JobKind.BUILD].set_history(f"build:{name}{step}", history)
+        world.scheduler.offers.flush(world.scheduler.offers.gathered)
+        for name in ("a", "b"):
+            world.score(name, f"build:s{step}", f"build:l{step}")
+        await world.settle()
+        for single in world.assigned(idle) if running is None else []:
+            assert single.job_id.startswith("build:s")
+            await world.reply(idle, single)
+            running = (single.assignment_id, world.clock.passed + 10.0)
+        await world.later(5.0)
+        if len(world.runner.attempts):
+            return idle_secs, world.clock.passed - 601.0
+        if running is None:
+            idle_secs += 5.0
+        elif running[1] <= world.clock.passed:
+            world.bus.publish(world.store.close(running[0]))
+            running = None
+            world.scheduler.request_job(idle, JobKind.BUILD)
+        if world.clock.passed >= 700.0 and message.assignment_id in world.store.open:
+            world.bus.publish(world.store.close(message.assignment_id))
+            world.scheduler.request_job(busy, JobKind.BUILD)
+    raise AssertionError("the cluster never started")
+
+
+async def test_backfill_keeps_reserved_seats_busy_with_short_builds_and_delays_nobody() -> None:
+    idle_secs, started = await seat_secs(backfill=False)
+    filled_secs, started_beside = await seat_secs(backfill=True)
+    assert filled_secs <= 0.25 * idle_secs
+    assert started_beside <= started + 10.0
