@@ -13,6 +13,7 @@ from gradient_protocol.kinds import JobKind
 from gradient_server.domain.job import PendingJob
 from gradient_server.scheduler.eligibility import Refusal, RefusalCode, Requirement, refusal
 from gradient_server.scheduler.model import Assignment
+from gradient_server.scheduler.ram import RamNeed
 from gradient_server.scheduler.ranking import Ranking
 from gradient_server.scheduler.tracker import JobTracker, Tracked
 from gradient_server.scheduler.worker import Worker
@@ -107,7 +108,8 @@ def explain(
         if not allowed[worker.id]:
             return _no(worker, Refusal(RefusalCode.RAM, "has too little memory, or cannot take it whole"))
         scores = ranking.score_one(table, tracked, worker, instance, now=now)
-        return _scored(worker, tracked, scores.breakdown(0).as_json(), float(scores.total[0]))
+        breakdown = scores.breakdown(0).as_json()
+        return _scored(worker, tracked, breakdown, float(scores.total[0]), _ram(worker, tracked, instance))
 
     workers = tuple(standing(worker) for worker in pool)
     return WhyAnswer(job_id, WhyState.PENDING, _summary(job, workers), workers=workers)
@@ -141,7 +143,47 @@ def _no(worker: Worker, no: Refusal) -> WorkerStanding:
     return WorkerStanding(worker.id, worker.info.name, standing, no.text)
 
 
-def _scored(worker: Worker, tracked: Tracked, breakdown: dict[str, object], total: float) -> WorkerStanding:
+@dataclass(frozen=True, slots=True)
+class _Ram:
+    """MB that the job needs to start, and MB that the worker has for it and in all; NaN unknown."""
+
+    need: float
+    available: float
+    total: float
+    kept: bool
+
+    @property
+    def note(self) -> str:
+        """What there is to say about it, to be put after the verdict; empty for nothing."""
+        if self.need > self.total:
+            return f"; it needs {_gib(self.need)} of {_gib(self.total)}, so it may not fit"
+        if self.need > max(self.available, 0.0):
+            missing = _gib(self.need - max(self.available, 0.0))
+            kept = ", and what is released is kept for it" if self.kept else ""
+            return f"; it fits once {missing} are released there{kept}"
+        return ""
+
+
+def _ram(worker: Worker, tracked: Tracked, instance: InstanceContext) -> _Ram:
+    place = worker.windows[tracked.job.kind].place(tracked.job.job_id)
+    need = RamNeed.of(
+        tracked.job,
+        tracked.history,
+        outputs_present=place >= 0 and bool(worker.windows[tracked.job.kind].outputs_present[place]),
+        unmeasured_mb=instance.unmeasured_build_ram_mb,
+    )
+    metrics = worker.context_for(tracked.job.job_id).metrics
+    kept = worker.waits_for == tracked.job.job_id
+    return _Ram(need.needed_to_start_mb, metrics.ram_available_mb, metrics.ram_total_mb, kept)
+
+
+def _gib(megabytes: float) -> str:
+    return f"{megabytes / 1024:.1f} GiB"
+
+
+def _scored(
+    worker: Worker, tracked: Tracked, breakdown: dict[str, object], total: float, ram: _Ram
+) -> WorkerStanding:
     vetoes = breakdown["vetoes"]
     if isinstance(vetoes, list) and vetoes:
         standing, text = Standing.VETOED, f"is held by {', '.join(vetoes)}{_score_pending(worker, tracked)}"
@@ -152,7 +194,7 @@ def _scored(worker: Worker, tracked: Tracked, breakdown: dict[str, object], tota
         standing, text = Standing.WOULD_TAKE, f"would take it, with {total:.0f} points"
     else:
         standing, text = Standing.NOT_ASKING, f"scores {total:.0f} and has not asked for work"
-    return WorkerStanding(worker.id, worker.info.name, standing, text, total, breakdown)
+    return WorkerStanding(worker.id, worker.info.name, standing, text + ram.note, total, breakdown)
 
 
 def _score_pending(worker: Worker, tracked: Tracked) -> str:

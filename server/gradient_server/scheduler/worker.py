@@ -119,6 +119,11 @@ class Worker:
             self._context = self._make_context()
         return self._context
 
+    @property
+    def waits_for(self) -> str | None:
+        """The job id of the build that memory is kept free for."""
+        return self._waits_for
+
     def context_for(self, job_id: str) -> WorkerContext:
         """As rules read it of this job: what is kept free for the job itself is free."""
         if job_id != self._waits_for:

@@ -210,7 +210,9 @@ def saturation(job: Job, worker: Worker, instance: Instance) -> tuple[float, boo
         is_largest = (
             worker.total_mb is None or job.pool_total_mb is None or worker.total_mb >= job.pool_total_mb
         )
-        fits_nowhere = job.pool_releasable_mb is not None and need > job.pool_releasable_mb
+        fits_nowhere = (
+            not too_large_for_all and job.pool_releasable_mb is not None and need > job.pool_releasable_mb
+        )
         forgiven = (too_large_for_all and is_largest) or fits_nowhere
     signals += unfit and not forgiven
     return -8600.0 * signals, veto

@@ -203,3 +203,31 @@ async def test_a_policy_without_memory_knows_no_waits() -> None:
     await occupied(world, "a", 3000)
     await give(world, "a", sized("x", 3900, prioritized=True))
     assert [one.job_id for one in world.assigned("a")] == ["build:x"]
+
+
+async def test_why_says_what_has_to_be_released_where_and_that_it_is_kept() -> None:
+    world = World()
+    await occupied(world, "a", 3000)
+    await give(world, "a", sized("x", 2000, prioritized=True))
+    [standing] = world.scheduler.why("build:x").workers
+    # 2200 are needed, 1000 are left.
+    assert standing.text.endswith(
+        "; it fits once 1.2 GiB are released there, and what is released is kept for it"
+    )
+
+
+async def test_a_build_larger_than_every_worker_runs_alone_on_the_largest_and_why_says_so() -> None:
+    world = World()
+    first = await occupied(world, "a", 1000)
+    world.connect(worker("small", ram_total_mb=3000))
+    world.scheduler.request_job("small", JobKind.BUILD)
+    await give(world, "a", sized("huge", 6000))
+    world.score("small", "build:huge")
+    await world.settle()
+    # Neither the smaller one, nor the largest while it holds a reservation.
+    assert world.assigned("a") == []
+    assert world.assigned("small") == []
+    standings = {one.worker_id: one.text for one in world.scheduler.why("build:huge").workers}
+    assert standings["a"].endswith("; it needs 6.4 GiB of 3.9 GiB, so it may not fit")
+    await ended(world, first)
+    assert [one.job_id for one in world.assigned("a")] == ["build:huge"]

@@ -91,8 +91,10 @@ class ResourceSaturationRule(ScoreRule):
             return unfit
         need = needed_to_start_mb(columns, instance)
         pool_total = columns.field(Field.POOL_RAM_TOTAL_MB)
-        largest = (need > pool_total) & ~(metrics.ram_total_mb < pool_total)
-        nowhere = need > columns.field(Field.POOL_RAM_RELEASABLE_MB)
+        too_large = need > pool_total
+        largest = too_large & ~(metrics.ram_total_mb < pool_total)
+        # What is too large for every host is for the largest alone, however idle another is.
+        nowhere = ~too_large & (need > columns.field(Field.POOL_RAM_RELEASABLE_MB))
         flags: Flags = unfit & ~(largest | nowhere)
         return flags
 

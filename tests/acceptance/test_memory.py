@@ -1,0 +1,125 @@
+"""Real memory: builds that use a lot of it, on a worker that says it has little (scoring.md, Memory).
+
+An outside sampler reads the resident memory of the builds' processes. The worker's `ramTotalMb` is far
+below what the host has, so that only the scheduler keeps the builds apart.
+"""
+
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.acceptance.pool import Build, Pool
+
+EATERS = 8
+EATEN_MB = 600
+TOTAL_MB = 2560
+# Python itself, beside what it was told to take.
+INTERPRETER_MB = 12
+HOLD_SECS = 4.0
+EAT = f"{sys.executable} -c 'import time; eaten = b\"x\" * ({EATEN_MB} << 20); time.sleep({HOLD_SECS})'"
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """A cgroup of our own with the memory controller, on v1 or v2."""
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    parent = v1 if v1.is_dir() else v2
+    if not os.access(parent, os.W_OK) or not (v1.is_dir() or (v2 / "cgroup.subtree_control").exists()):
+        pytest.skip("no cgroup with the memory controller may be made here (root is needed)")
+    path = parent / f"gradient-acceptance-{os.getpid()}"
+    path.mkdir()
+    if not any(path.glob("memory.*")):
+        path.rmdir()
+        pytest.skip("the memory controller is not available here")
+    yield path
+    for hierarchy in [*Path("/sys/fs/cgroup").glob(f"*/{path.name}"), path]:
+        for below in sorted(hierarchy.rglob("*/"), reverse=True):
+            below.rmdir()
+        if hierarchy.exists():
+            hierarchy.rmdir()
+
+
+class Sampler:
+    """Looks at the builds below a runner until it is told to stop: how many at once, and MiB in all."""
+
+    def __init__(self, runner: psutil.Process) -> None:
+        self._runner = runner
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.most_builds = 0
+        self.most_mb = 0.0
+
+    def __enter__(self) -> "Sampler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            sizes = []
+            for process in self._runner.children(recursive=True):
+                try:
+                    sizes.append(process.memory_info().rss / 2**20)
+                except psutil.NoSuchProcess:
+                    continue
+            self.most_builds = max(self.most_builds, sum(size > EATEN_MB / 4 for size in sizes))
+            self.most_mb = max(self.most_mb, sum(sizes))
+
+
+def peaks_mb(pool: Pool) -> list[int]:
+    """What the server has recorded, in the order of the builds' ends."""
+    database = sqlite3.connect(f"file:{pool.server_dir / 'gradient.db'}?mode=ro", uri=True)
+    try:
+        rows = database.execute("SELECT peak_ram_mb FROM derivation_metric ORDER BY id").fetchall()
+    finally:
+        database.close()
+    return [row[0] for row in rows]
+
+
+def build_all(pool: Pool, round_number: int) -> Sampler:
+    """Eight builds of one package at once; what was seen from outside while they ran."""
+    builds = [
+        Build(f"eater-{round_number}.{number}", f"{EAT}; echo {number} > $out") for number in range(EATERS)
+    ]
+    runner = pool.workers["host-m"].runner()
+    assert runner is not None
+    with Sampler(runner) as sampler:
+        # Prioritised, or the CPU of a busy machine alone would keep them one at a time.
+        view = pool.ended(pool.submit(pool.tree(*builds), "--prioritize"), secs=180.0)
+    assert view["status"] == "Completed", view
+    assert all(build["status"] == "Completed" for build in view["builds"])
+    return sampler
+
+
+def test_eight_hungry_builds_are_never_more_at_once_than_fit(memory_cgroup: Path) -> None:
+    if psutil.virtual_memory().available < 6 * EATEN_MB * 2**20:
+        pytest.skip("this machine has too little free memory")
+    with Pool() as pool:
+        pool.start_server("--metrics-instance-interval-secs", "5")
+        pool.start_worker(
+            "host-m", "--build-max-concurrent", str(EATERS), "--build-cgroup", str(memory_cgroup),
+            "--system-ram-total-mb", str(TOTAL_MB),
+        )  # fmt: skip
+        unmeasured = build_all(pool, 1)
+        peaks = peaks_mb(pool)
+        assert len(peaks) == EATERS
+        for peak in peaks:
+            assert peak == pytest.approx(EATEN_MB + INTERPRETER_MB, rel=0.1)
+        # Each is held at the 1024 MB of an instance that has measured nothing, then at the mean.
+        assert 1 <= unmeasured.most_builds <= 4
+        time.sleep(6)
+        measured = build_all(pool, 2)
+    # Four peaks fit, and a fifth would not; the figures of a heartbeat are up to 10 s old.
+    assert 2 <= measured.most_builds <= 4
+    for sampler in (unmeasured, measured):
+        assert sampler.most_mb <= TOTAL_MB
