@@ -86,6 +86,8 @@ class Mover:
     ids: IdSource = field(default_factory=IdSource)
     link: Link = field(default_factory=Link)
     spans: SpanLog = field(default_factory=lambda: SpanLog(ServerClock(time.time)))
+    # What the server answered, over all sessions: where it would go on.
+    offsets: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(link=self.link, store=self.store, threads=self.threads, ids=self.ids)
@@ -111,6 +113,10 @@ class Mover:
             wire = Wire(worker.connection, zstd=worker.outcome.capabilities.zstd)
 
             def divert(message: Message) -> bool:
+                if isinstance(message, server.NarStreamHeader):
+                    self.offsets.append(message.offset)
+                elif isinstance(message, server.UploadGrant) and isinstance(message.target, server.Relay):
+                    self.offsets.append(message.target.offset)
                 if isinstance(message, _BY_TRANSFER):
                     size = len(message.data) if isinstance(message, server.NarPush) else 0
                     wire.deliver(message.transfer_id, message, size)
@@ -130,6 +136,12 @@ class Mover:
     def make(self, tree: Path, number: int, candidates: Iterable[str] = ()) -> PathInfo:
         """The tree, which is moved, as a path that an evaluation may upload."""
         return self.store.register_output(source_path(number), tree, candidates)
+
+    def make_file(self, scratch: Path, number: int, contents: bytes) -> PathInfo:
+        """A file with these contents as such a path."""
+        made = scratch / f"made-{number}"
+        made.write_bytes(contents)
+        return self.make(made, number)
 
     async def take_job(self, worker: FakeWorker) -> server.AssignJob:
         """An evaluation, accepted."""

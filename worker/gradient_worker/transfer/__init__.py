@@ -45,7 +45,7 @@ class Transfers:
     ) -> Downloaded | Lost | Stalled:
         """Fetch a path into the store. `nar_hash`: what the job says it must be, where it says so.
 
-        StoreError or OSError where this worker cannot store it.
+        StoreError where this worker cannot store it.
         """
         download = Download(
             store=self._store,

@@ -113,7 +113,7 @@ class Download:
         self._header = header
 
     async def take_in(self, pushes: Sequence[NarPush]) -> None:
-        """The next bytes, which must be those from `received` on. NarError, OSError."""
+        """The next bytes, which must be those from `received` on. NarError, OSError, of the disk."""
         end = self.received
         for push in pushes:
             if push.offset != end:
@@ -161,9 +161,12 @@ class _Session:
             return await self._receive()
         except NarError as error:
             return self._damaged(str(error))
-        except (OSError, StoreError, trio.Cancelled) as error:
-            # This worker's disk, or the job is stopped: the server need not go on sending.
-            self._abort(str(error) if isinstance(error, OSError | StoreError) else "no longer wanted")
+        except OSError as error:
+            reason = f"{self._path} cannot be stored on this worker: {error.strerror or error}"
+            self._abort(reason)
+            raise StoreError(reason) from error
+        except (StoreError, trio.Cancelled) as error:
+            self._abort(str(error) if isinstance(error, StoreError) else "no longer wanted")
             raise
 
     async def _receive(self) -> Downloaded | Lost | Stalled:
