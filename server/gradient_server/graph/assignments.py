@@ -14,7 +14,16 @@ from gradient_server.graph import sql
 from gradient_server.graph.content import is_stored_integer, is_stored_time
 from gradient_server.graph.work import Work
 
-__all__ = ["Assignment", "close_assignment", "find_assignment", "find_open", "store_attempt", "store_spans"]
+__all__ = [
+    "Assignment",
+    "close_assignment",
+    "close_assignments",
+    "find_assignment",
+    "find_open",
+    "store_attempt",
+    "store_attempts",
+    "store_spans",
+]
 
 MAX_SPANS = 2_000
 LOST = "Lost"
@@ -32,6 +41,11 @@ _FIND_OPEN = sql.statement(
 _CLOSE = sql.statement(
     "UPDATE dispatched_job SET status = :status, finished_at = :now, last_seq = :seq,"
     " spans_dropped = :spans_dropped WHERE id = :id AND finished_at IS NULL"
+)
+_CLOSE_ACCEPTED = sql.statement(
+    "UPDATE dispatched_job SET status = :status, finished_at = :now, last_seq = :seq,"
+    " spans_dropped = :spans_dropped, accepted_at = COALESCE(accepted_at, :accepted_at)"
+    " WHERE id = :id AND finished_at IS NULL"
 )
 _FORGET_IMPORTS = sql.statement("DELETE FROM import_request WHERE assignment = :id RETURNING query")
 _ATTEMPT = sql.statement(
@@ -113,9 +127,43 @@ def close_assignment(
     )
 
 
+def close_assignments(
+    work: Work, reported: Sequence[tuple[Assignment, int, int, bool]], status: AssignmentStatus
+) -> None:
+    """Closes open assignments of builds by their final reports.
+
+    `reported`: each with the report's number, the spans dropped, and whether it is accepted only now.
+    """
+    rows = [
+        {
+            "id": assignment.id,
+            "status": status.value,
+            "now": work.now,
+            "seq": seq,
+            "spans_dropped": spans_dropped,
+            "accepted_at": work.now if accepted else None,
+        }
+        for assignment, seq, spans_dropped, accepted in reported
+    ]
+    sql.run_many(work.connection, _CLOSE_ACCEPTED, rows)
+    work.events.extend(
+        AssignmentClosed(assignment.id, assignment.job_key, assignment.kind, assignment.worker_id)
+        for assignment, *_ in reported
+    )
+
+
 def store_attempt(work: Work, assignment: Assignment, outcome: str, error: str | None) -> None:
     """Records a build's try on a worker."""
-    parameters = {
+    sql.run(work.connection, _ATTEMPT, _attempt(work, assignment, outcome, error))
+
+
+def store_attempts(work: Work, assignments: Sequence[Assignment], outcome: str) -> None:
+    """The same of several, which ended without an error."""
+    sql.run_many(work.connection, _ATTEMPT, [_attempt(work, one, outcome, None) for one in assignments])
+
+
+def _attempt(work: Work, assignment: Assignment, outcome: str, error: str | None) -> dict[str, object]:
+    return {
         "id": assignment.id,
         "build": assignment.job,
         "worker": assignment.worker_id,
@@ -126,7 +174,6 @@ def store_attempt(work: Work, assignment: Assignment, outcome: str, error: str |
         "log_bytes": assignment.log_bytes,
         "log_truncated": bool(assignment.log_truncated),
     }
-    sql.run(work.connection, _ATTEMPT, parameters)
 
 
 def store_spans(work: Work, assignment: Assignment, spans: Sequence[Span], dropped: int) -> int:

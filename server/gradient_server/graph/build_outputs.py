@@ -1,5 +1,7 @@
 """BuildOutput: what a build made, before its uploads (protocol.md, Build steps)."""
 
+from collections.abc import Mapping
+
 from gradient_protocol.messages.shapes import BuildOutput
 
 from gradient_server.graph import sql
@@ -8,7 +10,7 @@ from gradient_server.graph.content import check_built_output, check_product
 from gradient_server.graph.metrics import store_build_metrics
 from gradient_server.graph.work import Work
 
-__all__ = ["check_build_output", "store_build_output"]
+__all__ = ["check_build_output", "check_output", "store_build_output", "store_checked_output"]
 
 _EXPECTED = sql.statement(
     "SELECT o.name, o.path, o.derivation FROM derivation_output o JOIN derivation_build b"
@@ -28,30 +30,37 @@ _SET_BUILD = sql.statement(
 
 def check_build_output(work: Work, assignment: Assignment, report: BuildOutput) -> str | None:
     """Why the content is refused, None if it fits the build."""
-    return _check(report, _expected(work, assignment))
+    return check_output(report, {name: path for name, (path, _) in _expected(work, assignment).items()})
 
 
 def store_build_output(work: Work, assignment: Assignment, report: BuildOutput) -> str | None:
     """Stores hashes, sizes, products and metrics. The reason if the content is refused."""
     expected = _expected(work, assignment)
-    reason = _check(report, expected)
-    if reason is not None:
-        return reason
-    for output in report.outputs:
-        parameters = {
-            "derivation": expected[output.name][1],
+    reason = check_output(report, {name: path for name, (path, _) in expected.items()})
+    if reason is None:
+        derivation = next((derivation for _, derivation in expected.values()), 0)
+        store_checked_output(work, assignment, report, derivation)
+    return reason
+
+
+def store_checked_output(work: Work, assignment: Assignment, report: BuildOutput, derivation: int) -> None:
+    """The same of a report that `check_output` found to fit the build of this derivation."""
+    rows = [
+        {
+            "derivation": derivation,
             "name": output.name,
             "nar_hash": output.nar_hash,
             "nar_size": output.nar_size,
             "contains_store_dir": output.contains_store_dir,
         }
-        sql.run(work.connection, _SET_OUTPUT, parameters)
+        for output in report.outputs
+    ]
+    sql.run_many(work.connection, _SET_OUTPUT, rows)
     if report.substituted or report.products:
         _set_build(work, assignment, report)
     if report.metrics is not None and not report.substituted:
         total = sum(output.nar_size for output in report.outputs)
         store_build_metrics(work, assignment, report.metrics, total)
-    return None
 
 
 def _expected(work: Work, assignment: Assignment) -> dict[str, tuple[str, int]]:
@@ -59,9 +68,10 @@ def _expected(work: Work, assignment: Assignment) -> dict[str, tuple[str, int]]:
     return {row[0]: (row[1], row[2]) for row in rows}
 
 
-def _check(report: BuildOutput, expected: dict[str, tuple[str, int]]) -> str | None:
+def check_output(report: BuildOutput, expected: Mapping[str, str]) -> str | None:
+    """Why the content is refused, None if it fits a build with these outputs (paths by name). Pure."""
     for output in report.outputs:
-        if output.name not in expected or expected[output.name][0] != output.path:
+        if expected.get(output.name) != output.path:
             return f"the build has no output {output.name[:100]!r} at {output.path[:300]!r}"
         reason = check_built_output(output)
         if reason is not None:

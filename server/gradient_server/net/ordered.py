@@ -1,6 +1,6 @@
 """The one task of a session that uses the database: works off, in order, what the reader queued.
 
-Reports that wait together share a transaction; everything else is one step each.
+Reports that wait together share a transaction, acceptances among them; everything else is one step each.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,9 +22,12 @@ __all__ = ["work_off"]
 async def work_off(services: Services, session: Session) -> None:
     """Runs until the session ends. Raises ProtocolError where a rule ends it."""
     while True:
-        reports: list[Report] = []
+        reports: list[Report | w.AssignJobResponse] = []
         for item in await session.work.take():
             if isinstance(item, REPORTS):
+                reports.append(item)
+                continue
+            if isinstance(item, w.AssignJobResponse) and _is_acceptance(session, item):
                 reports.append(item)
                 continue
             if reports:
@@ -33,6 +36,12 @@ async def work_off(services: Services, session: Session) -> None:
             await _STEPS[type(item)](services, session, item)
         if reports:
             await apply_reports(services, session, reports)
+
+
+def _is_acceptance(session: Session, response: w.AssignJobResponse) -> bool:
+    """Whether it only records that a job was taken; a member's answer goes to its attempt."""
+    held = session.held(response.assignment_id)
+    return response.accepted and held is not None and not held.is_member
 
 
 async def _reauth(services: Services, session: Session, _message: w.ReauthRequest) -> None:

@@ -7,18 +7,16 @@ and the answers (protocol.md, "Reports that must not be lost").
 from collections.abc import Sequence
 from typing import Final
 
-import sqlalchemy as sa
 import structlog
 from gradient_protocol.errors import ProtocolError
 from gradient_protocol.messages.common import Error
 from gradient_protocol.messages.server import ReportAck
-from gradient_protocol.messages.worker import ClusterSignalReport, JobCompleted, JobFailed, JobUpdate
+from gradient_protocol.messages.worker import AssignJobResponse, JobCompleted, JobFailed
 
-from gradient_server.db.queries.claims import note_log
-from gradient_server.domain.events import Event
-from gradient_server.graph.reports import ReportOutcome, apply_report, refuse_report
+from gradient_server.graph.reports import ReportOutcome
+from gradient_server.net.report_work import REPORTS, Acceptance, Report, ReportWork, apply_together
 from gradient_server.net.services import Services
-from gradient_server.net.session import RefusedReport, Session
+from gradient_server.net.session import Session
 
 __all__ = ["REPORTS", "Report", "apply_reports"]
 
@@ -26,66 +24,35 @@ log = structlog.get_logger(__name__)
 
 REFUSED: Final = 400
 
-Report = JobUpdate | JobCompleted | JobFailed | ClusterSignalReport | RefusedReport
-REPORTS = (JobUpdate, JobCompleted, JobFailed, ClusterSignalReport, RefusedReport)
 
-
-async def apply_reports(services: Services, session: Session, reports: Sequence[Report]) -> None:
-    """Apply reports in their order and acknowledge them.
+async def apply_reports(
+    services: Services, session: Session, items: Sequence[Report | AssignJobResponse]
+) -> None:
+    """Apply reports in their order and acknowledge them; store acceptances that came among them.
 
     On SQLite they share a transaction; on PostgreSQL each has its own, for the graph's locks are
     taken by kind of report. Raises ProtocolError for a gap, after what came before was answered.
     """
-    at_once = 1 if services.database.dialect == "postgresql" else len(reports)
-    for begin in range(0, len(reports), at_once):
-        await _apply_together(services, session, reports[begin : begin + at_once])
+    to_do: list[Report | Acceptance] = []
+    for item in items:
+        if not isinstance(item, AssignJobResponse):
+            to_do.append(item)
+        elif services.scheduler.take_acceptance(session.worker_id, item):
+            to_do.append(Acceptance(item.assignment_id))
+    at_once = 1 if services.database.dialect == "postgresql" else max(len(to_do), 1)
+    for begin in range(0, len(to_do), at_once):
+        await _apply(services, session, to_do[begin : begin + at_once])
 
 
-async def _apply_together(services: Services, session: Session, reports: Sequence[Report]) -> None:
-    for report in reports:
-        if isinstance(report, JobCompleted | JobFailed):
-            await session.logs_stored(report.assignment_id)
-
-    def apply(connection: sa.Connection) -> tuple[list[ReportOutcome], list[Event]]:
-        outcomes = [_apply_one(services, session, connection, report) for report in reports]
-        return outcomes, [event for outcome in outcomes for event in outcome.events]
-
-    outcomes = await services.transact(apply)
-    for report in reports:
-        if isinstance(report, JobCompleted | JobFailed):
-            services.clusters.final_report(report.assignment_id)
+async def _apply(services: Services, session: Session, items: Sequence[Report | Acceptance]) -> None:
+    reports = [item for item in items if not isinstance(item, Acceptance)]
+    finals = [report for report in reports if isinstance(report, JobCompleted | JobFailed)]
+    for report in finals:
+        await session.logs_stored(report.assignment_id)
+    outcomes = await services.transact(ReportWork(services, session, items), apply_together)
+    for report in finals:
+        services.clusters.final_report(report.assignment_id)
     _answer(session, reports, outcomes)
-
-
-def _apply_one(
-    services: Services, session: Session, connection: sa.Connection, report: Report
-) -> ReportOutcome:
-    now = services.clock.now()
-    if isinstance(report, RefusedReport):
-        return refuse_report(
-            connection,
-            worker_id=session.worker_id,
-            instance_id=services.instance_id,
-            assignment_id=report.assignment_id,
-            seq=report.seq,
-            reason=report.reason,
-            now=now,
-            ids=services.ids,
-        )
-    if isinstance(report, JobCompleted | JobFailed):
-        held = session.held(report.assignment_id)
-        if held is not None and held.log_bytes:
-            truncated = held.log_broken or services.logs.is_truncated(held.assignment_id)
-            note_log(connection, held.assignment_id, held.log_bytes, truncated=truncated)
-    return apply_report(
-        connection,
-        worker_id=session.worker_id,
-        instance_id=services.instance_id,
-        message=report,
-        now=now,
-        ids=services.ids,
-        settings=services.graph_settings,
-    )
 
 
 def _answer(session: Session, reports: Sequence[Report], outcomes: Sequence[ReportOutcome]) -> None:

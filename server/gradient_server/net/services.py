@@ -10,6 +10,7 @@ from gradient_protocol.ids import IdSource
 
 from gradient_server.clock import Clock
 from gradient_server.config import ServerConfig
+from gradient_server.db.bridge import Together
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus, Event
 from gradient_server.storage.logs import LogStore
@@ -60,12 +61,14 @@ class Services:
     uploads: "Uploads" = field(init=False)
     retention: "Retention" = field(init=False)
 
-    async def transact(self, fn: Callable[[sa.Connection], tuple[T, Sequence[Event]]]) -> T:
-        """One write transaction, its events published right after its commit.
+    async def transact(
+        self, fn: Callable[[sa.Connection], tuple[T, Sequence[Event]]], together: Together | None = None
+    ) -> T:
+        """One write transaction, its events published right after its commit; `together` as `Database.run`.
 
         Not cancellable: a commit whose events were lost would leave memory behind the database.
         """
         with trio.CancelScope(shield=True):
-            value, events = await self.database.run(fn)
+            value, events = await self.database.run(fn, together)
             self.bus.publish(events)
         return value

@@ -39,7 +39,7 @@ from gradient_server.scheduler.model import (
     SchedulerSettings,
     WorkerInfo,
 )
-from gradient_server.scheduler.offers import Offers
+from gradient_server.scheduler.offers import WINDOW_ENOUGH, Offers
 from gradient_server.scheduler.ranking import Ranking
 from gradient_server.scheduler.snapshot import PoolSnapshot, take_snapshot
 from gradient_server.scheduler.tracker import NO_HISTORY, JobTracker, Tracked
@@ -351,7 +351,7 @@ class Scheduler:
             return
         if worker.draining is None:
             for kind in JobKind:
-                self.dispatcher.offer_next(worker, kind)
+                self.dispatcher.offer_next(worker, kind, WINDOW_ENOUGH)
         self._members.list_requested(worker)
         self.offers.list_requested(worker)
         self.loops.offers_changed.set()
@@ -401,6 +401,14 @@ class Scheduler:
             assignment = self.dispatcher.answer_arrived(worker_id, response)
         if assignment is not None:
             await self.dispatcher.store_answer(assignment, response)
+
+    def take_acceptance(self, worker_id: str, response: AssignJobResponse) -> bool:
+        """For a caller that stores an acceptance itself, with the reports behind it: whether it is to.
+
+        Not for rejections, and not for members of clusters.
+        """
+        noted = self.loops.take_answer(response.assignment_id)
+        return noted is not None or self.dispatcher.answer_arrived(worker_id, response) is not None
 
     # Seats of members: only their desk calls these
 
