@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from gradient_server.db.queries.windows import BuildSums, EvalSums, FitSums, WaitSums
 from gradient_server.history.prediction import EvalDuration
+from gradient_server.history.sums import BuildSums, EvalSums, FitSums, WaitSums
 from gradient_server.scoring.contexts import NAN, InstanceContext, SubstituteCost, Windowed
 
 __all__ = [

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from gradient_server.db.queries.windows import FitSums
 from gradient_server.history.prediction import MetricRow, predict
+from gradient_server.history.sums import FitSums
 from gradient_server.history.windows import per_path_secs, substitute_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st

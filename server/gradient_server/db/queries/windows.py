@@ -7,7 +7,6 @@ out, so that no single worker can spoil what all jobs are ranked by.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -15,12 +14,9 @@ from gradient_protocol.kinds import SpanKind
 
 from gradient_server.db.hot import HotStatement, execute_text
 from gradient_server.db.tables.dispatch import WINDOW_SPANS
+from gradient_server.history.sums import BuildSums, EvalSums, FitSums, WaitSums
 
 __all__ = [
-    "BuildSums",
-    "EvalSums",
-    "FitSums",
-    "WaitSums",
     "build_averages",
     "eval_sums",
     "fit_sums",
@@ -108,55 +104,6 @@ _EVALUATIONS: Final = HotStatement(
     " WHERE a.evaluation IS NOT NULL AND a.finished_at > :since AND a.finished_at <= :until"
     " AND a.status = 'Completed' AND a.cluster_role IS NULL) AS runs GROUP BY task"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BuildSums:
-    """Averages over the builds of one window. MiB, ms, bytes; `completed` counts."""
-
-    peak_ram_mb: float
-    cpu_time_ms: float
-    avg_cpu_pct: float
-    disk_bytes: float
-    build_time_ms: float
-    closure_size: float
-    oom_rate: float
-    completed: float
-
-
-@dataclass(frozen=True, slots=True)
-class WaitSums:
-    """Averages over the build assignments of one window: seconds, MiB, counts."""
-
-    wait_secs: float
-    nar_size_mb: float
-    missing_paths: float
-    dependency_cnt: float
-
-
-@dataclass(frozen=True, slots=True)
-class FitSums:
-    """Sums over spans, for least squares: x in MB (10^6 bytes), p in paths, y in seconds."""
-
-    count: int
-    x: float
-    p: float
-    y: float
-    xx: float
-    xp: float
-    pp: float
-    xy: float
-    py: float
-
-
-@dataclass(frozen=True, slots=True)
-class EvalSums:
-    """A task's completed evaluation jobs: runs and seconds of the fetch, and of the rest."""
-
-    fetch_runs: int
-    fetch_secs: float
-    rest_runs: int
-    rest_secs: float
 
 
 def build_averages(connection: sa.Connection, *, since: float, until: float) -> BuildSums:

@@ -1,0 +1,71 @@
+"""What workers say of themselves, and what the scheduler makes of it: absurd, missing, kept over a loss."""
+
+import math
+
+import pytest
+from gradient_protocol.kinds import JobKind
+from gradient_server.scheduler.model import AssignedJob
+from gradient_server.scheduler.worker import Worker
+
+from tests.fakes.scheduler import RecordingOutbox, World, build, metrics, worker
+
+ABSURD = [math.nan, math.inf, -math.inf, -1.0, 1e18]
+
+
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_absurd_live_figures_are_unknown_or_clamped(absurd: float) -> None:
+    one = Worker(worker("a"), RecordingOutbox())
+    one.heartbeat(
+        metrics(
+            ram_free_mb=absurd,
+            cpu_usage_pct=absurd,
+            upload_speed_mbps=absurd,
+            download_speed_mbps=absurd,
+            disk_speed_mbps=absurd,
+            lateness_secs=absurd,
+        )
+    )
+    seen = one.context.metrics
+    assert math.isnan(seen.ram_free_mb) or seen.ram_free_mb == 8000
+    assert math.isnan(seen.cpu_usage_pct) or seen.cpu_usage_pct == 100
+    for speed in (seen.upload_speed_mbps, seen.download_speed_mbps, seen.disk_speed_mbps):
+        assert math.isnan(speed)
+
+
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_no_worker_spoils_the_means_of_the_fleet(absurd: float) -> None:
+    world = World()
+    world.connect(worker("good", cpu_core_score=2000.0))
+    world.connect(worker("bad", cpu_core_score=absurd))
+    world.scheduler.heartbeat("good", metrics(upload_speed_mbps=100.0, download_speed_mbps=300.0))
+    world.scheduler.heartbeat("bad", metrics(upload_speed_mbps=absurd, download_speed_mbps=absurd))
+    instance = world.scheduler.pool.instance(0)
+    assert instance.cpu_core_score_mean == 2000.0
+    assert (instance.upload_speed_mean_mbps, instance.download_speed_mean_mbps) == (100.0, 300.0)
+
+
+async def test_what_a_build_was_seen_with_is_known_after_its_session_and_no_more_than_the_host() -> None:
+    world = World()
+    world.connect(worker("a"))
+    for name in ("x", "y"):
+        world.scheduler.request_job("a", JobKind.BUILD)
+        world.queue(build(name))
+        world.score("a", f"build:{name}")
+        await world.settle()
+        [message] = world.assigned("a")
+        await world.answer("a", message)
+    x, y = world.scheduler.pool.of_worker("a")
+    peaks = {x.assignment_id: 700, y.assignment_id: 10**18}
+    world.scheduler.heartbeat("a", metrics(build_peak_ram_mb=peaks))
+    world.scheduler.heartbeat("a", metrics(build_peak_ram_mb={}))
+    world.scheduler.worker_disconnected("a")
+    assert world.scheduler.observed_peaks_mb("a") == {x.assignment_id: 700, y.assignment_id: 8000}
+
+
+@pytest.mark.parametrize(("told", "reserved"), [(750.0, 750.0), (None, 1024.0)])
+def test_an_adopted_build_reserves_what_is_known_of_it(told: float | None, reserved: float) -> None:
+    world = World()
+    adopted = AssignedJob(assignment_id="one", job_id="build:x", kind=JobKind.BUILD, ram_reserved_mb=told)
+    evaluating = AssignedJob(assignment_id="two", job_id="eval:y", kind=JobKind.EVAL)
+    world.connect(worker("a"), [adopted, evaluating])
+    assert world.scheduler.pool.workers["a"].context.metrics.ram_reserved_mb == reserved
