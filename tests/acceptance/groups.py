@@ -13,9 +13,9 @@ __all__ = ["FINAL", "Group"]
 Json = dict[str, Any]
 FINAL = {"Completed", "Failed", "Aborted"}
 
-# Notes its process, waits until it is let go, and goes on with what is below.
+# Notes its process after what comes first, waits until it is let go, and goes on with what is below.
 _SCRIPT = (
-    "echo $$ >> {directory}/$GRADIENT_CLUSTER_ROLE-$GRADIENT_CLUSTER_INDEX; "
+    "{before}echo $$ >> {directory}/$GRADIENT_CLUSTER_ROLE-$GRADIENT_CLUSTER_INDEX; "
     "until test -e {directory}/go; do sleep 0.05; done; "
 )
 
@@ -24,13 +24,14 @@ _SCRIPT = (
 class Group:
     """A cluster of builds `<name>-0-1.0`, `<name>-1-1.0` and so on, of the role `member`.
 
-    `scripts` are what its members do once they are let go; the first is the primary. `more` goes into
-    the entries of the builds, `pins` into those of the members.
+    `scripts` are what its members do once they are let go; the first is the primary. Before that, all do
+    what `before` says. `more` goes into the entries of the builds, `pins` into those of the members.
     """
 
     name: str
     directory: Path
     scripts: Sequence[str] = ("", "", "")
+    before: str = ""
     retry_budget: int = 1
     more: Mapping[str, object] = field(default_factory=dict)
     pins: Mapping[int, str] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Group:
 
     def tree(self, pool: Pool) -> Path:
         """Its source tree."""
-        begin = _SCRIPT.format(directory=self.directory)
+        begin = _SCRIPT.format(directory=self.directory, before=self.before)
         builds = [
             Build(self.build(number), f"{begin}{script or 'true'}; echo done > $out", more=self.more)
             for number, script in enumerate(self.scripts)
