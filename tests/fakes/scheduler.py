@@ -24,7 +24,7 @@ from gradient_server.domain.events import AbortWanted, AssignmentClosed, Bus, Ev
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import AbortReason
 from gradient_server.scheduler.claims import ClaimRequest
-from gradient_server.scheduler.invariants import violations
+from gradient_server.scheduler.invariants import violations, waiting_violations
 from gradient_server.scheduler.model import AssignedJob, SchedulerSettings, WorkerInfo
 from gradient_server.scheduler.scheduler import Scheduler
 from gradient_server.scoring.policy import ScoringPolicy, policy_by_name
@@ -323,3 +323,4 @@ class World:
         """Every invariant holds."""
         scheduler = self.scheduler
         assert violations(scheduler.tracker, scheduler.pool, scheduler.offers) == []
+        assert waiting_violations(scheduler.dispatcher.waiting, scheduler.pool) == []

@@ -10,11 +10,12 @@ from gradient_protocol.limits import MAX_WINDOW_CANDIDATES
 from gradient_server.scheduler.model import AssignmentState
 from gradient_server.scheduler.offers import Offers
 from gradient_server.scheduler.tracker import JobTable, JobTracker
+from gradient_server.scheduler.waiting import WaitingBuilds
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
 from gradient_server.scoring.columns import Field
 
-__all__ = ["violations"]
+__all__ = ["violations", "waiting_violations"]
 
 
 def violations(tracker: JobTracker, pool: WorkerPool, offers: Offers) -> list[str]:
@@ -25,6 +26,24 @@ def violations(tracker: JobTracker, pool: WorkerPool, offers: Offers) -> list[st
     found += _counts(pool)
     known = {*offers.urgent, *offers.gathered}
     found += [f"{name} is gone and has messages waiting" for name in known if name not in pool.workers]
+    return found
+
+
+def waiting_violations(waiting: WaitingBuilds, pool: WorkerPool) -> list[str]:
+    """The same of the builds that wait for a worker's memory."""
+    found: list[str] = []
+    for worker in pool:
+        job_id = waiting.build_of(worker.id)
+        if worker.waits_for != job_id:
+            found.append(f"{worker.id} keeps memory for {worker.waits_for} and waits for {job_id}")
+        if (worker.context.metrics.ram_reserved_for_waiting_build_mb > 0) and job_id is None:
+            found.append(f"{worker.id} keeps memory for nobody")
+        if job_id is not None and waiting.worker_of(job_id) != worker.id:
+            found.append(f"{job_id} waits for another worker than {worker.id}")
+        if job_id is not None and (worker.draining is not None or job_id in pool.by_job):
+            found.append(f"{job_id} waits for {worker.id}, which drains, or is assigned")
+    if len(waiting) != sum(waiting.build_of(worker.id) is not None for worker in pool):
+        found.append("a build waits for a worker that is not connected")
     return found
 
 

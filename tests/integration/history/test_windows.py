@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import sqlalchemy as sa
+import trio
 from gradient_protocol.kinds import SpanKind
 from gradient_server.db.queries import windows as queries
 from gradient_server.db.runner import Database
@@ -292,3 +293,20 @@ def test_a_snapshot_of_nothing_leaves_every_window_unknown() -> None:
     assert math.isnan(context.completed.w5m)
     assert math.isnan(context.per_path_secs)
     assert context.substitute_cost is None
+
+
+async def test_passes_follow_each_other_and_each_is_published_whole(
+    database: Database, clock: FakeClock
+) -> None:
+    published: list[WindowsSnapshot] = []
+    runner = WindowsPass(database, clock=clock, interval_secs=0.01, publish=published.append)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(runner.run)
+        with trio.fail_after(30):
+            while not published:
+                await trio.sleep(0.01)
+            await database.run(lambda c: add_metric(c, START - 10, peak_ram_mb=700))
+            while published[-1].context().unmeasured_build_ram_mb != 700.0:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert not any(snapshot.failed for snapshot in published)
