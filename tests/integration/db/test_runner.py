@@ -1,12 +1,14 @@
 """Transactions from many tasks on both databases: order, isolation, cancellation, failure."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import trio
+import trio.testing
 from gradient_server.db import executors, tables
 from gradient_server.db.errors import (
     CommitFailedError,
@@ -351,3 +353,47 @@ async def test_inline_uses_no_threads(autojump_clock: trio.testing.MockClock) ->
         assert threading.active_count() == before
     with pytest.raises(DatabaseClosedError):
         await database.run(names)
+
+
+class _Together:
+    """Does every other request at once, and remembers how many it was given."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.given: list[int] = []
+        self.fails = fails
+
+    def __call__(self, connection: sa.Connection, fns: Sequence[Callable[[sa.Connection], Any]]) -> list[Any]:
+        self.given.append(len(fns))
+        connection.execute(sa.text("CREATE TABLE made_together (x INTEGER)"))
+        if self.fails:
+            raise ValueError("not together")
+        return ["together" if place % 2 == 0 else None for place in range(len(fns))]
+
+
+async def _three_behind_another(database: Database, together: _Together) -> list[str]:
+    answers: dict[int, str] = {}
+    gate = Gate()
+
+    async def ask(number: int) -> None:
+        answers[number] = await database.run(lambda _: "alone", together)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(database.run, gate.hold)
+        await gate.entered()
+        for number in range(3):
+            nursery.start_soon(ask, number)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open()
+    return sorted(answers.values())
+
+
+async def test_requests_of_one_sort_are_done_together(sqlite_database: Database) -> None:
+    together = _Together()
+    assert await _three_behind_another(sqlite_database, together) == ["alone", "together", "together"]
+    assert together.given == [3]
+    assert await sqlite_database.read(lambda c: sa.inspect(c).has_table("made_together"))
+
+
+async def test_what_fails_together_is_undone_and_run_alone(sqlite_database: Database) -> None:
+    assert await _three_behind_another(sqlite_database, _Together(fails=True)) == ["alone"] * 3
+    assert not await sqlite_database.read(lambda c: sa.inspect(c).has_table("made_together"))
