@@ -68,6 +68,10 @@ class HistoryBook:
             self._want(key)
         return known
 
+    def known(self, job: PendingJob) -> HistoryPrediction:
+        """What is known for a job now, whoever waits; nothing, where nothing is loaded."""
+        return self._known.get(history_key(job), HistoryPrediction())
+
     def forget(self, job: PendingJob) -> None:
         """The job waits no more."""
         key = history_key(job)

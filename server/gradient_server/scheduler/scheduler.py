@@ -40,6 +40,7 @@ from gradient_server.scheduler.model import (
     WorkerInfo,
 )
 from gradient_server.scheduler.offers import WINDOW_ENOUGH, Offers
+from gradient_server.scheduler.ram import RamNeed
 from gradient_server.scheduler.ranking import Ranking
 from gradient_server.scheduler.snapshot import PoolSnapshot, take_snapshot
 from gradient_server.scheduler.tracker import NO_HISTORY, JobTracker, Tracked
@@ -143,7 +144,8 @@ class Scheduler:
         self._unqueue(job.job_id)
         self.dispatcher.lost.pop(job.job_id, None)
         history: HistoryPrediction | None = NO_HISTORY
-        if self._histories is not None and job.cluster is None:
+        if self._histories is not None:
+            # A member's is loaded too, for the memory that its seat reserves.
             history = self._histories.look(job)
         tracked = self.tracker.add(job, self._clock.now(), history)
         if tracked is None:
@@ -421,9 +423,19 @@ class Scheduler:
             if not worker.slots[one.kind].ready or one.job_id in self.pool.by_job:
                 return False
         for one in assignments:
+            one.ram_reserved_mb = self._seat_ram_mb(one.job)
             self.tracker.remove(one.job_id)
+            if self._histories is not None and one.job is not None:
+                self._histories.forget(one.job)
             self.pool.add(one)
         return True
+
+    def _seat_ram_mb(self, job: PendingJob | None) -> float:
+        if job is None:
+            return 0.0
+        history = NO_HISTORY if self._histories is None else self._histories.known(job)
+        unmeasured_mb = self.dispatcher.instance().unmeasured_build_ram_mb
+        return RamNeed.of(job, history, outputs_present=False, unmeasured_mb=unmeasured_mb).reserved_mb
 
     def free_seat(self, assignment_id: str, *, unsent: bool) -> None:
         """The seat is free again. `unsent`: the worker was not told of it, and still waits."""

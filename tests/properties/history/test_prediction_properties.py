@@ -32,16 +32,18 @@ def average(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def p95(values: list[int | None]) -> int | None:
+    """The smallest that at least 95 % of all do not exceed."""
+    known = [value for value in values if value is not None]
+    enough = [one for one in known if 100 * sum(other <= one for other in known) >= 95 * len(known)]
+    return min(enough, default=None)
+
+
 def expected(history: list[MetricRow], sizes: dict[int, int]) -> dict[str, float | None]:
     """policies.md, "History", one value at a time; None is unknown."""
-    peaks = sorted(row.peak_ram_mb for row in history if row.peak_ram_mb is not None)
-    p95 = None
-    for peak in reversed(peaks):
-        # The smallest that at least 95 % of all do not exceed.
-        if 100 * sum(other <= peak for other in peaks) >= 95 * len(peaks):
-            p95 = peak
     return {
-        "peak_ram_mb": p95,
+        "peak_ram_mb": p95([row.peak_ram_mb for row in history]),
+        "build_time_p95_ms": p95([row.build_time_ms for row in history]),
         "cpu_time_ms": average([row.cpu_time_ms for row in history]),
         "build_time_ms": average([row.build_time_ms for row in history]),
         "disk_bytes": average([row.disk_bytes for row in history]),

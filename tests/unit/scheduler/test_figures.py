@@ -4,7 +4,7 @@ import math
 
 import pytest
 from gradient_protocol.kinds import JobKind
-from gradient_server.scheduler.model import AssignedJob
+from gradient_server.scheduler.model import AssignedJob, Assignment, AssignmentState
 from gradient_server.scheduler.worker import Worker
 
 from tests.fakes.scheduler import RecordingOutbox, World, build, metrics, worker
@@ -69,3 +69,47 @@ def test_an_adopted_build_reserves_what_is_known_of_it(told: float | None, reser
     evaluating = AssignedJob(assignment_id="two", job_id="eval:y", kind=JobKind.EVAL)
     world.connect(worker("a"), [adopted, evaluating])
     assert world.scheduler.pool.workers["a"].context.metrics.ram_reserved_mb == reserved
+
+
+async def test_eight_builds_that_are_asked_for_within_one_heartbeat_are_kept_apart_by_what_is_booked() -> (
+    None
+):
+    """The heartbeat still says that all memory is free (real processes: acceptance/test_memory.py)."""
+    world = World()
+    world.connect(worker("a", ram_total_mb=2560, max_concurrent_builds=8))
+    world.scheduler.heartbeat("a", metrics(ram_free_mb=2560.0, build_peak_ram_mb={}))
+    jobs = [build(f"eater-{number}", peak_ram_mb=612) for number in range(8)]
+    world.queue(*jobs)
+    world.score("a", *(job.job_id for job in jobs))
+    taken = 0
+    for _ in range(9):
+        world.scheduler.request_job("a", JobKind.BUILD)
+        await world.settle()
+        for message in world.assigned("a"):
+            taken += 1
+            await world.answer("a", message)
+    # 2560 - 3 * 612 is 724, and 674 are needed to start.
+    assert taken == 4
+
+
+async def test_a_members_seat_reserves_its_memory() -> None:
+    world = World()
+    world.connect(worker("a"))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    job = build("member", cluster="c", peak_ram_mb=900)
+    world.queue(job)
+    seat = Assignment(
+        assignment_id="one",
+        job_id=job.job_id,
+        kind=job.kind,
+        name=job.name,
+        worker_id="a",
+        worker_name="host-a",
+        state=AssignmentState.CLAIMING,
+        assigned_at=world.clock.monotonic(),
+        job=job,
+        cluster_attempt="attempt",
+    )
+    assert world.scheduler.take_seats([seat])
+    assert world.scheduler.pool.workers["a"].context.metrics.ram_reserved_mb == 900.0
+    world.check()
