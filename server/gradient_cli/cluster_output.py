@@ -158,7 +158,8 @@ def _member_line(member: Json) -> str:
     if member["worker"]:
         return f"{name} at {member['worker']}: {member_doing(member)}"
     if member["lacking"]:
-        return f"{name}: {member['lacking']}"
+        # It begins with the member's name, for it can stand alone.
+        return f"{name}: {member['lacking'].removeprefix(member_name(member)).lstrip(':, ')}"
     if member["arrived"]:
         return f"{name}: {member['able']} workers can take it, {member['idle']} of them idle"
     return f"{name}: {member['status']}" + (f", {member['error']}" if member["error"] else "")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gradient_cli.cluster_output import member_doing, member_name
 
-__all__ = ["ClusterProgress", "progress_for_clusters"]
+__all__ = ["ClusterProgress", "PlainClusterProgress", "progress_for_clusters"]
 
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ class _Silent:
         """Nothing to see."""
 
 
-class _Plain(_Silent):
+class PlainClusterProgress(_Silent):
     """A line for each thing that changed, for files and pipes."""
 
     def __init__(self, console: Console) -> None:
@@ -133,4 +133,4 @@ def progress_for_clusters(*, as_json: bool) -> ClusterProgress:
     if as_json:
         return _Silent()
     console = Console(stderr=True)
-    return _Live(console) if console.is_terminal and sys.stdout.isatty() else _Plain(console)
+    return _Live(console) if console.is_terminal and sys.stdout.isatty() else PlainClusterProgress(console)

@@ -276,6 +276,7 @@ def held_jobs_that_expired(pool: Pool) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_hold_ends_by_itself_where_no_server_is_left_to_end_it(empty_pool: Pool, tmp_path: Path) -> None:
     pool = empty_pool
     start(pool)
