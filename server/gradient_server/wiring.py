@@ -17,7 +17,7 @@ from gradient_server.cluster.settings import ClusterSettings
 from gradient_server.config import ServerConfig
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus
-from gradient_server.graph.jobs import JobDefaults, load_job
+from gradient_server.graph.jobs import JobDefaults, load_builds, load_job
 from gradient_server.graph.settings import GraphSettings
 from gradient_server.history.book import HistoryBook
 from gradient_server.history.refresh import HistoryLoader, WindowsPass
@@ -63,6 +63,7 @@ def build_services(
         instance_id=instance_id,
         graph_settings=graph_settings,
         load_job=partial(load_job, defaults=defaults),
+        load_builds=partial(load_builds, defaults=defaults),
     )
     histories = HistoryBook()
     # Subscribes itself to the bus: memory is in step before a worker hears of a change.

@@ -24,26 +24,30 @@ from gradient_server.graph import sql
 from gradient_server.graph.closures import Closures, load_closures
 from gradient_server.graph.pending import load_queued_builds, load_queued_evaluations
 
-__all__ = ["JobDefaults", "load_job", "load_pending"]
+__all__ = ["JobDefaults", "load_builds", "load_job", "load_pending"]
 
 _SOURCE_NAME = "source"
 
-_BUILD = sql.statement(
-    "SELECT d.id, d.drv_path, d.name, d.system, d.features, d.command, d.env, d.fixed_output, d.timeout_secs,"
-    " d.max_silent_secs, (SELECT p.name FROM build_job j JOIN evaluation v ON v.id = j.evaluation"
+_BUILDS = sql.statement(
+    "SELECT b.id, d.id, d.drv_path, d.name, d.system, d.features, d.command, d.env, d.fixed_output,"
+    " d.timeout_secs, d.max_silent_secs,"
+    " (SELECT p.name FROM build_job j JOIN evaluation v ON v.id = j.evaluation"
     "  JOIN project p ON p.id = v.project WHERE j.build = b.id ORDER BY j.outcome IS NOT NULL, j.id LIMIT 1)"
-    " FROM derivation_build b JOIN derivation d ON d.id = b.derivation WHERE b.id = :id"
+    " FROM derivation_build b JOIN derivation d ON d.id = b.derivation WHERE b.id IN [ids]"
 )
 _OUTPUTS = sql.statement(
-    "SELECT name, path FROM derivation_output WHERE derivation = :derivation ORDER BY position"
+    "SELECT derivation, name, path FROM derivation_output WHERE derivation IN [derivations]"
+    " ORDER BY derivation, position"
 )
 _INPUTS = sql.statement(
-    "SELECT e.outputs, COALESCE(e.input_name, d.name), o.name, o.path, o.nar_hash, o.nar_size"
+    "SELECT e.derivation, e.outputs, COALESCE(e.input_name, d.name), o.name, o.path, o.nar_hash, o.nar_size"
     " FROM derivation_dependency e JOIN derivation d ON d.id = e.dependency"
     " JOIN derivation_output o ON o.derivation = e.dependency"
-    " WHERE e.derivation = :derivation AND NOT e.runtime_only ORDER BY d.name, d.id, o.position"
+    " WHERE e.derivation IN [derivations] AND NOT e.runtime_only ORDER BY d.name, d.id, o.position"
 )
-_SOURCES = sql.statement("SELECT path FROM derivation_source WHERE derivation = :derivation ORDER BY path")
+_SOURCES = sql.statement(
+    "SELECT derivation, path FROM derivation_source WHERE derivation IN [derivations] ORDER BY path"
+)
 _EVALUATION = sql.statement(
     "SELECT p.name, t.name, v.source, v.source_path, v.attrs, t.evaluation_timeout_secs FROM evaluation v"
     " JOIN task t ON t.id = v.task JOIN project p ON p.id = v.project WHERE v.id = :id"
@@ -106,7 +110,7 @@ def load_job(
     """
     kind, job = split_job_key(job_key)
     if kind is JobKind.BUILD:
-        return _load_build(connection, job, defaults or JobDefaults())
+        return load_builds(connection, [job], defaults=defaults)[job]
     return _load_evaluation(connection, job, job_key, steps, defaults or JobDefaults())
 
 
@@ -141,15 +145,36 @@ def _load_evaluation(
     )
 
 
-def _load_build(connection: sa.Connection, build: str, defaults: JobDefaults) -> BuildJob:
-    rows: list[tuple[Any, ...]] = sql.run(connection, _BUILD, {"id": build})
-    if not rows:
-        raise LookupError(f"no build {build}")
-    derivation, drv_path, name, system, features, command, env, download = rows[0][:8]
-    timeout_secs, max_silent_secs, project = rows[0][8:]
-    of_derivation = {"derivation": derivation}
-    outputs = sql.run(connection, _OUTPUTS, of_derivation)
-    direct = _direct_inputs(connection, of_derivation)
+def load_builds(
+    connection: sa.Connection, builds: Sequence[str], *, defaults: JobDefaults | None = None
+) -> dict[str, BuildJob]:
+    """The wire's Jobs of claimed builds, by the build's id: a fixed number of statements, however many.
+
+    As `load_job`; LookupError if there is no such build.
+    """
+    rows = sql.run(connection, _BUILDS, {"ids": sql.array(connection, builds)}) if builds else []
+    found = {row[0]: row[1:] for row in rows}
+    missing = [build for build in builds if build not in found]
+    if missing:
+        raise LookupError(f"no build {missing[0]}")
+    of_derivations = {"derivations": sql.array(connection, [row[0] for row in found.values()])}
+    outputs: dict[int, list[DerivationOutput]] = {}
+    for derivation, output, path in sql.run(connection, _OUTPUTS, of_derivations) if found else ():
+        outputs.setdefault(derivation, []).append(DerivationOutput(name=output, path=path))
+    direct = _direct_inputs(connection, of_derivations) if found else {}
+    closures = load_closures(connection, (path for paths in direct.values() for path in paths))
+    return {
+        build: _build_job(
+            row, outputs.get(row[0], []), _inputs(direct.get(row[0], {}), closures), defaults or JobDefaults()
+        )
+        for build, row in found.items()
+    }
+
+
+def _build_job(
+    row: tuple[Any, ...], outputs: list[DerivationOutput], inputs: list[BuildInput], defaults: JobDefaults
+) -> BuildJob:
+    _, drv_path, name, system, features, command, env, download, timeout_secs, max_silent_secs, project = row
     download = sql.from_json(download)
     return BuildJob(
         project=project or "",
@@ -159,8 +184,8 @@ def _load_build(connection: sa.Connection, build: str, defaults: JobDefaults) ->
         features=sql.from_json(features),
         command=sql.from_json(command),
         env=sql.from_json(env),
-        inputs=_inputs(direct, load_closures(connection, direct)),
-        outputs=[DerivationOutput(name=output, path=path) for output, path in outputs],
+        inputs=inputs,
+        outputs=outputs,
         fixed_output=None
         if download is None
         else FixedOutput(url=download["url"], sha256=download["sha256"]),
@@ -169,13 +194,18 @@ def _load_build(connection: sa.Connection, build: str, defaults: JobDefaults) ->
     )
 
 
-def _direct_inputs(connection: sa.Connection, of_derivation: dict[str, int]) -> dict[str, _Direct]:
-    direct: dict[str, _Direct] = {}
-    for used, name, output, path, nar_hash, nar_size in sql.run(connection, _INPUTS, of_derivation):
+def _direct_inputs(
+    connection: sa.Connection, of_derivations: dict[str, sql.Array]
+) -> dict[int, dict[str, _Direct]]:
+    """The direct inputs of each derivation, by path."""
+    direct: dict[int, dict[str, _Direct]] = {}
+    for derivation, used, name, output, path, nar_hash, nar_size in sql.run(
+        connection, _INPUTS, of_derivations
+    ):
         if output in sql.from_json(used):
-            direct[path] = _Direct(name, output, nar_hash, nar_size)
-    for (path,) in sql.run(connection, _SOURCES, of_derivation):
-        direct[path] = _Direct(_SOURCE_NAME, None, None, None)
+            direct.setdefault(derivation, {})[path] = _Direct(name, output, nar_hash, nar_size)
+    for derivation, path in sql.run(connection, _SOURCES, of_derivations):
+        direct.setdefault(derivation, {})[path] = _Direct(_SOURCE_NAME, None, None, None)
     return direct
 
 

@@ -1,25 +1,25 @@
 """The claims of the scheduler on the real database: one transaction for each call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import sqlalchemy as sa
 from gradient_protocol.ids import IdSource
-from gradient_protocol.kinds import EvalStep
+from gradient_protocol.kinds import EvalStep, JobKind
 from gradient_protocol.messages.shapes import Job
 
 from gradient_server.clock import Clock
 from gradient_server.db.queries import claims
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import AssignmentClosed, Event, JobQueued
-from gradient_server.domain.job import PendingJob
+from gradient_server.domain.job import PendingJob, split_job_key
 from gradient_server.domain.status import AbortReason
 from gradient_server.graph import aborts
-from gradient_server.graph.jobs import load_job, load_pending
+from gradient_server.graph.jobs import load_builds, load_job, load_pending
 from gradient_server.graph.settings import GraphSettings
 from gradient_server.scheduler.claims import ClaimRequest
 
-__all__ = ["DatabaseClaimStore", "LoadJob"]
+__all__ = ["DatabaseClaimStore", "LoadBuilds", "LoadJob"]
 
 
 class LoadJob(Protocol):
@@ -29,6 +29,14 @@ class LoadJob(Protocol):
         self, connection: sa.Connection, job_key: str, *, steps: Sequence[EvalStep] | None = None
     ) -> Job:
         """LookupError if there is no such job."""
+        ...
+
+
+class LoadBuilds(Protocol):
+    """The same for many builds, by their ids."""
+
+    def __call__(self, connection: sa.Connection, builds: Sequence[str]) -> Mapping[str, Job]:
+        """LookupError if one is missing."""
         ...
 
 
@@ -44,6 +52,7 @@ class DatabaseClaimStore:
         instance_id: str,
         graph_settings: GraphSettings | None = None,
         load_job: LoadJob = load_job,
+        load_builds: LoadBuilds = load_builds,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -51,13 +60,14 @@ class DatabaseClaimStore:
         self._instance_id = instance_id
         self._graph_settings = graph_settings or GraphSettings()
         self._load_job = load_job
+        self._load_builds = load_builds
 
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
         """All in one transaction, the wire's jobs loaded within it."""
         now = self._clock.now()
 
         def work(connection: sa.Connection) -> list[Job | None]:
-            return [self._claim_one(connection, request, now) for request in requests]
+            return self._claim(connection, requests, now)
 
         return await self._database.run(work)
 
@@ -113,20 +123,33 @@ class DatabaseClaimStore:
         now = self._clock.now()
         return await self._database.read(lambda connection: load_pending(connection, job_ids, now))
 
-    def _claim_one(self, connection: sa.Connection, request: ClaimRequest, now: float) -> Job | None:
-        claim = claims.Claim(
-            assignment_id=request.assignment_id,
-            job_key=request.job_id,
-            worker_id=request.worker_id,
-            instance_id=self._instance_id,
-            missing_count=request.missing_count,
-            missing_nar_size=request.missing_nar_size,
-            dependency_count=request.dependency_count,
-            score_breakdown=request.score_breakdown,
-        )
-        if not claims.claim_assignment(connection, claim, now=now):
-            return None
-        return self._load_job(connection, request.job_id, steps=request.steps)
+    def _claim(
+        self, connection: sa.Connection, requests: Sequence[ClaimRequest], now: float
+    ) -> list[Job | None]:
+        wanted = [
+            claims.Claim(
+                assignment_id=request.assignment_id,
+                job_key=request.job_id,
+                worker_id=request.worker_id,
+                instance_id=self._instance_id,
+                missing_count=request.missing_count,
+                missing_nar_size=request.missing_nar_size,
+                dependency_count=request.dependency_count,
+                score_breakdown=request.score_breakdown,
+            )
+            for request in requests
+        ]
+        claimed = claims.claim_assignments(connection, wanted, now=now)
+        builds = [split_job_key(request.job_id) for request in requests if request.assignment_id in claimed]
+        loaded = self._load_builds(connection, [job for kind, job in builds if kind is JobKind.BUILD])
+        jobs: list[Job | None] = []
+        for request in requests:
+            if request.assignment_id not in claimed:
+                jobs.append(None)
+                continue
+            build = loaded.get(split_job_key(request.job_id)[1])
+            jobs.append(build or self._load_job(connection, request.job_id, steps=request.steps))
+        return jobs
 
     def _settle_aborted(
         self, connection: sa.Connection, assignment_ids: Sequence[str], now: float

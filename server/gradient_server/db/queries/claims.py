@@ -6,14 +6,14 @@ assignment anew, so it locks the job alone. Reports and their consequences are t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from gradient_protocol.kinds import JobKind
 
-from gradient_server.db.hot import HotStatement, execute_text
+from gradient_server.db.hot import HotStatement, array_of, execute_text, texts_in
 from gradient_server.db.tables import dispatched_job
 from gradient_server.domain.job import split_job_key
 from gradient_server.domain.status import AbortReason, AssignmentStatus
@@ -24,6 +24,7 @@ __all__ = [
     "OpenAssignment",
     "accept_assignment",
     "claim_assignment",
+    "claim_assignments",
     "close_abandoned",
     "note_log",
     "open_assignments",
@@ -137,11 +138,12 @@ class _JobStatements:
 
 
 def _statements(table: str, reference: str, wanted: str) -> _JobStatements:
+    assign = f"UPDATE {table} SET status = 'Assigned' WHERE "  # noqa: S608 - our names
     return _JobStatements(
         # A snapshot taken after this lock sees every cluster whose submission held it before.
         lock=HotStatement(f"SELECT 1 FROM {table} WHERE id = :job FOR NO KEY UPDATE"),  # noqa: S608 - our names
         claim=_claim_statement(table, reference, wanted),
-        assign=HotStatement(f"UPDATE {table} SET status = 'Assigned' WHERE id = :job"),  # noqa: S608 - our names
+        assign=HotStatement(*(assign + one_of for one_of in texts_in("id", "jobs"))),
         requeue=HotStatement(
             f"UPDATE {table} SET status = 'Queued' "  # noqa: S608 - our names
             "WHERE id = :job AND status = 'Assigned' RETURNING id"
@@ -161,12 +163,30 @@ def claim_assignment(connection: sa.Connection, claim: Claim, *, now: float) -> 
     It can start when it is Queued, its backoff has passed, no assignment of it is open and, without
     an attempt, it is no cluster's member.
     """
-    kind, job = split_job_key(claim.job_key)
-    statements = _JOBS[kind]
+    return claim_assignments(connection, [claim], now=now) == {claim.assignment_id}
+
+
+def claim_assignments(connection: sa.Connection, claims: Sequence[Claim], *, now: float) -> set[str]:
+    """`claim_assignment` for each, in this order; the ids of the assignments that were made."""
+    claimed: set[str] = set()
+    jobs: dict[JobKind, list[str]] = {}
+    for claim in claims:
+        kind, job = split_job_key(claim.job_key)
+        if _insert(connection, _JOBS[kind], claim, job, now):
+            claimed.add(claim.assignment_id)
+            jobs.setdefault(kind, []).append(job)
+    for kind, assigned in jobs.items():
+        execute_text(connection, _JOBS[kind].assign, {"jobs": array_of(connection, assigned)})
+    return claimed
+
+
+def _insert(
+    connection: sa.Connection, statements: "_JobStatements", claim: Claim, job: str, now: float
+) -> bool:
     if connection.dialect.name == "postgresql":
         execute_text(connection, statements.lock, {"job": job})
     breakdown = None if claim.score_breakdown is None else json.dumps(claim.score_breakdown)
-    claimed = execute_text(
+    made = execute_text(
         connection,
         statements.claim,
         {
@@ -185,10 +205,7 @@ def claim_assignment(connection: sa.Connection, claim: Claim, *, now: float) -> 
             "now": now,
         },
     )
-    if not claimed:
-        return False
-    execute_text(connection, statements.assign, {"job": job})
-    return True
+    return bool(made)
 
 
 _ACCEPT = HotStatement(
