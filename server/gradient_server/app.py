@@ -97,23 +97,30 @@ async def serve(config: ServerConfig) -> int:
     """Runs the server until a signal; the process's exit code."""
     tune_interpreter()
     stop = trio.Event()
-    code = 0
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_signals, stop)
             await run_server(config, stop)
             nursery.cancel_scope.cancel()
-    except* StartError as group:
-        raise _first(group) from None
-    except* Exception as group:
+    # Not except*: what is raised inside one comes out in a group again on some versions of Python.
+    except ExceptionGroup as group:
+        found = _first(group, StartError)
+        if found is not None:
+            raise found from None
         log.error("a loop failed: the server ends", exc_info=group)
-        code = 1
-    return code
+        return 1
+    return 0
 
 
-def _first(group: BaseExceptionGroup[E]) -> E:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+def _first(group: ExceptionGroup[Exception], kind: type[E]) -> E | None:
+    """The first error of that kind, where the group holds nothing else."""
+    matched, rest = group.split(kind)
+    if matched is None or rest is not None:
+        return None
+    error: BaseException = matched
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, kind) else None
 
 
 async def _watch_signals(stop: trio.Event) -> None:
@@ -215,11 +222,15 @@ async def _start_http(services: Services, loops: trio.Nursery) -> list[str]:
     # Starlette and hypercorn describe the same protocol with types of their own.
     asgi = cast("ASGIFramework", create_app(services))
     serve = partial(serve_http, asgi, host=host, port=port, stopping=services.draining)
-    addresses: list[str] = []
     try:
-        addresses = await loops.start(serve)
-    except* OSError as group:
-        raise StartError(f"cannot listen on http://{host}:{port}: {_first(group)}") from group
+        addresses: list[str] = await loops.start(serve)
+    except OSError as error:
+        raise StartError(f"cannot listen on http://{host}:{port}: {error}") from error
+    except ExceptionGroup as group:
+        found = _first(group, OSError)
+        if found is None:
+            raise
+        raise StartError(f"cannot listen on http://{host}:{port}: {found}") from found
     return addresses
 
 

@@ -132,7 +132,7 @@ def _prepare(config: WorkerConfig, stack: contextlib.ExitStack) -> _Ground:
     except (ValueError, IdentityError, StoreError) as error:
         raise StartError(str(error)) from None
     if not peers.tokens:
-        remedy = f"gradient worker register {worker_id}"
+        remedy = f"gradient worker register {config.name} --worker-id {worker_id}"
         logger.warning("no token yet", peers_file=str(config.peers_file), remedy=remedy)
     return _Ground(ids, address, worker_id, peers, tools, store, JournalKeeper(journal))
 

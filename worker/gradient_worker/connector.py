@@ -17,8 +17,8 @@ __all__ = ["Dial", "dialler", "stay_connected"]
 
 WRONG_INSTANCE = 421
 REMEDIES = {
-    401: "check the token in the peers file, or register this worker anew: gradient worker register",
-    403: "register this worker: gradient worker register",
+    401: "check the token in the peers file, or register the worker anew: gradient worker register NAME",
+    403: "register it as the server says, and put the line that is printed into the peers file",
     496: "another agent runs under this worker id: stop it, or give this one a base directory of its own",
 }
 

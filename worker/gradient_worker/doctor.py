@@ -150,9 +150,9 @@ async def _server_and_token(config: WorkerConfig) -> list[Finding]:
         return [_fail("server", text, "is it up, and is worker.serverUrl right?")]
     reached = Finding("server", f"{address} answers")
     if not tokens:
-        remedy = f"gradient worker register {worker_id}, and put the line it prints there"
+        command = f"gradient worker register {config.name} --worker-id {worker_id}"
         await trio.aclose_forcefully(stream)
-        return [reached, _fail("token", f"{config.peers_file} holds none", remedy)]
+        return [reached, _fail("token", f"{config.peers_file} holds none", f"{command} prints the line")]
     hello = InitConnection(
         version=PROTO_VERSION,
         worker_id=worker_id,

@@ -20,9 +20,8 @@ def fill(journal: Journal) -> None:
     journal.record_started("b")
     journal.record_signal_received("b", 5, b"five")
     journal.record_signal_received("b", 6, b"six")
-    journal.record_signal_taken("b", 5)
-    journal.record_send_id("b", "local-1", 1)
-    journal.record_report("b", 1, b"signal")
+    journal.record_signal_taken("b", 5, "take-1")
+    journal.record_report("b", 1, b"signal", "local-1")
     journal.record_assignment("c", "job-c", b"assign c")
     journal.record_report("c", 1, b"final")
     journal.record_finished("c")
@@ -37,7 +36,7 @@ EXPECTED = {
     ),
     "b": JournaledAssignment(
         "b", "job-b", b"assign b", ResumeState.RUNNING, last_seq=1, signal_n=6, reports={1: b"signal"},
-        signals={6: b"six"}, signals_taken=1, send_ids={"local-1": 1},
+        signals={6: b"six"}, signals_taken=1, takes={5: "take-1"}, send_ids={"local-1": 1},
     ),
     "c": JournaledAssignment(
         "c", "job-c", b"assign c", ResumeState.DONE, last_seq=1, reports={1: b"final"}

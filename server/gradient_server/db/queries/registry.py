@@ -49,6 +49,7 @@ __all__ = [
 # The peer that base workers are registered with: they serve every project (protocol.md, Handshake).
 SERVER_PEER = "server"
 TOKEN_BYTES = 32
+_ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 RandomBytes = Callable[[int], bytes]
@@ -195,6 +196,8 @@ def register_worker(
     a new token; the old one is good no more.
     """
     _check_name("worker", name)
+    if _ID.fullmatch(name):
+        raise RegistryError(f"{name} is an id: write gradient worker register NAME --worker-id {name}")
     if peer != SERVER_PEER:
         _check_project(connection, peer)
     worker_id = _ensure_worker(connection, name, worker_id, now=now, ids=ids)
