@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gradient_cli.cluster_output import member_doing, member_name
 
-__all__ = ["ClusterProgress", "PlainClusterProgress", "progress_for_clusters"]
+__all__ = ["ClusterProgress", "LiveClusterProgress", "PlainClusterProgress", "progress_for_clusters"]
 
 Json = dict[str, Any]
 
@@ -77,14 +77,15 @@ class PlainClusterProgress(_Silent):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Live:
+class LiveClusterProgress:
     """A table that stays in place: a row for each member."""
 
     def __init__(self, console: Console) -> None:
         self._began = time.monotonic()
-        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
         self._evaluation = "Queued"
         self._clusters: dict[str, Json] = {}
+        # It renders once while it is made.
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -133,4 +134,8 @@ def progress_for_clusters(*, as_json: bool) -> ClusterProgress:
     if as_json:
         return _Silent()
     console = Console(stderr=True)
-    return _Live(console) if console.is_terminal and sys.stdout.isatty() else PlainClusterProgress(console)
+    return (
+        LiveClusterProgress(console)
+        if console.is_terminal and sys.stdout.isatty()
+        else PlainClusterProgress(console)
+    )

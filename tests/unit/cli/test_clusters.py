@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from gradient_cli import cluster_output
-from gradient_cli.cluster_progress import PlainClusterProgress
+from gradient_cli.cluster_progress import LiveClusterProgress, PlainClusterProgress
 from gradient_cli.clusters import Clusters, exit_code, recipe_at
 from gradient_cli.errors import CommandError, ExitCode
 from rich.console import Console
@@ -145,6 +145,18 @@ def test_plain_progress_has_a_line_for_what_is_new_and_none_for_the_time() -> No
         "  net: client 0 on anvil: running, Build",
         "  net: client 1 on bellows: running",
     ]
+
+
+def test_live_progress_shows_each_member_and_what_it_lacks() -> None:
+    text = io.StringIO()
+    with LiveClusterProgress(Console(file=text, width=100, force_terminal=True)) as progress:
+        progress.show("evaluation", {"id": "e", "status": "Building", "error": None})
+        lacking = member(1, lacking="client 1: no worker can take it")
+        progress.show("cluster", standing(members=[member(0, worker="anvil", seat="Held"), lacking]))
+    shown = text.getvalue()
+    assert "evaluation Building" in shown
+    assert "anvil" in shown
+    assert "client 1: no worker can take it" in shown
 
 
 def test_why_prints_lacks_seats_and_what_runs_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
