@@ -113,7 +113,7 @@ async def test_workers_over_tls_are_told_of_the_stop(tmp_path: Path) -> None:
     [
         (["serve", "--prot-listen", "x"], 2, "--proto-listen"),
         (["serve", "--port", "many"], 2, "port (--port): a whole number"),
-        (["serve", "--retention-days", "3"], 2, "remove it"),
+        (["serve", "--metrics-instance-interval-secs", "0"], 2, "1 or more"),
         (["serve", "--config", "/nowhere.toml"], 2, "cannot read /nowhere.toml"),
         (["serve", "--base-dir", "BASE", "--proto-listen", "tcp://0.0.0.0:1"], 1, "--insecure-plaintext"),
         (["serve", "--base-dir", "BASE", "--proto-listen", "tcp://127.0.0.1:x"], 1, "is no address"),
