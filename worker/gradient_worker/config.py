@@ -120,7 +120,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("serverFingerprint", _fingerprint, None, "SHA-256 of the server's certificate, instead of a CA"),
     Option("baseDir", _text, "/var/lib/gradient-worker", "where the worker keeps everything"),
     Option("peersFile", _text, None, "`peer_id:token` lines; <baseDir>/peers by default"),
-    Option("name", _text, None, "the name people see; the host's by default"),
+    Option("name", _text, None, "suggested name; people see the one it is registered by"),
     Option("zone", _text, None, "zone of this host, for clusters that must not span zones"),
     Option("endpoint", _text, None, "address that other cluster members may reach this host by"),
     Option("store", _store, "directory", "the store: directory"),

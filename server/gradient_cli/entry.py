@@ -1,0 +1,10 @@
+"""The start of `gradient`, which imports nothing that may not be installed."""
+
+from gradient_protocol.entry import start
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the program."""
+    start("gradient_cli.main", "gradient", "server")
