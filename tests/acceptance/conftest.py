@@ -39,8 +39,11 @@ def empty_pool() -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """A server and one worker, `host-a` with four slots, shared by the tests that leave both alone."""
+    """A server and one worker, `host-a` with four slots, shared by the tests that leave both alone.
+
+    The policy is the one that does not hold builds back while something else keeps this host busy.
+    """
     with Pool() as made:
-        made.start_server("--build-retry-backoff-secs", "0.2")
+        made.start_server("--build-retry-backoff-secs", "0.2", "--scheduler-scoring-policy", "simple")
         made.start_worker("host-a", "--build-max-concurrent", "4")
         yield made

@@ -74,7 +74,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(what: str, look: Callable[[], T], *, secs: float = READY_SECS) -> T:
+def wait_until(what: str, look: Callable[[], T | None], *, secs: float = READY_SECS) -> T:
     """What `look` says once it says something; AssertionError naming `what` where it never does."""
     deadline = time.monotonic() + secs
     while not (found := look()):
@@ -206,24 +206,14 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self._api.close()
-        for worker in self.workers.values():
-            worker.process.send(signal.SIGTERM)
-        runners = [runner for worker in self.workers.values() if (runner := worker.runner())]
-        started = [worker.process for worker in self.workers.values()] + (
-            [self.server] if self.server else []
-        )
-        try:
-            for process in started:
-                process.end(signal.SIGTERM)
-        finally:
-            for runner in runners:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    runner.terminate()
-            _, left = psutil.wait_procs(runners, END_SECS)
-            for runner in left:
-                runner.kill()
-            shutil.rmtree(self.directory, ignore_errors=True)
-        assert not left, "a runner did not end on SIGTERM"
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            if self.server:
+                stack.callback(self.server.end, signal.SIGTERM)
+            for name in self.workers:
+                stack.callback(self.stop_worker, name)
+            for worker in self.workers.values():
+                worker.process.send(signal.SIGTERM)
 
     # The server
 
@@ -298,10 +288,11 @@ class Pool:
             runner = worker.runner()
             if runner is not None:
                 runner.terminate()
-                _, left = psutil.wait_procs([runner], END_SECS)
-                for process in left:
-                    process.kill()
-                assert not left, f"the runner of {name} did not end on SIGTERM"
+                try:
+                    runner.wait(END_SECS)
+                except psutil.TimeoutExpired:
+                    runner.kill()
+                    raise
 
     def restart_worker(self, name: str) -> None:
         """Starts an agent with the same options again."""

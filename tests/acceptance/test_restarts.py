@@ -18,7 +18,7 @@ TERM_AND_KILL = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKIL
 def restarted() -> Iterator[Pool]:
     """A server and one worker that the tests restart. Retries are quick."""
     with Pool() as made:
-        made.start_server("--build-retry-backoff-secs", "0.2")
+        made.start_server("--build-retry-backoff-secs", "0.2", "--scheduler-scoring-policy", "simple")
         made.start_worker("host-a", "--build-max-concurrent", "2")
         yield made
 
