@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 import trio
 from gradient_protocol.kinds import SpanKind
+from gradient_server.db.hot import HotStatement
 from gradient_server.db.queries import windows as queries
 from gradient_server.db.runner import Database
 from gradient_server.history.refresh import WindowsPass
@@ -310,3 +311,33 @@ async def test_passes_follow_each_other_and_each_is_published_whole(
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     assert not any(snapshot.failed for snapshot in published)
+
+
+@pytest.mark.parametrize(
+    ("statement", "index"),
+    [
+        (queries._BUILDS, "idx-derivation_metric-created"),
+        (queries._MEDIAN, "idx-derivation_metric-created"),
+        (queries._WAITS, "idx-dispatched_job-windows"),
+        (queries._PEAK, "COVERING INDEX idx-span-windows"),
+        (queries._FIT, "COVERING INDEX idx-span-windows"),
+        (queries._RATIO, "idx-span-windows"),
+        (queries._EVALUATIONS, "idx-dispatched_job-evaluated"),
+    ],
+    ids=["builds", "median", "waits", "peak", "fit", "ratio", "evaluations"],
+)
+async def test_a_pass_reads_indexes_and_no_whole_table(
+    sqlite_database: Database, statement: HotStatement, index: str
+) -> None:
+    parameters = {"since": 0.0, "until": 1.0, "kind": "Prefetch", "shortest": 0.001}
+
+    def plan(connection: sa.Connection) -> list[str]:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        text = statement.text("sqlite")
+        return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", parameters)]
+
+    steps = await sqlite_database.read(plan)
+    assert any(index in step for step in steps), steps
+    tables = ("derivation_metric", "dispatched_job", "span")
+    assert not {f"SCAN {table}" for table in tables} & set(steps), steps
