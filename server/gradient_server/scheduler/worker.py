@@ -107,6 +107,11 @@ class Worker:
         return self._live
 
     @property
+    def cpu_core_score(self) -> float:
+        """What the host's processor was measured at; NaN for unknown."""
+        return _speed(self.info.capabilities.cpu_core_score, MAX_CORE_SCORE)
+
+    @property
     def room_in_window(self) -> int:
         """Further candidates that the worker's cache holds, those not yet revoked counted."""
         held = sum(map(len, self.windows.values())) + len(self.to_revoke) + len(self.members_offered)
@@ -225,7 +230,7 @@ class Worker:
             fetch=self.info.can.fetch,
             metrics=WorkerMetricsView(
                 cpu_count=_speed(capabilities.cpu_count),
-                cpu_core_score=_speed(capabilities.cpu_core_score, MAX_CORE_SCORE),
+                cpu_core_score=self.cpu_core_score,
                 ram_total_mb=_speed(capabilities.ram_total_mb, MAX_RAM_MB),
                 ram_free_mb=live.ram_free_mb,
                 cpu_usage_pct=live.cpu_usage_pct,

@@ -240,11 +240,11 @@ class WorkerPool:
         self._ram = None
 
     def _fleet_means(self) -> tuple[float, float, float]:
-        contexts = [worker.context.metrics for worker in self]
+        # Not from the workers' contexts: each assignment outdates one, and each heartbeat asks for the means.
         return (
-            _mean(metrics.cpu_core_score for metrics in contexts),
-            _mean(metrics.upload_speed_mbps for metrics in contexts),
-            _mean(metrics.download_speed_mbps for metrics in contexts),
+            _mean(worker.cpu_core_score for worker in self),
+            _mean(worker.live.upload_speed_mbps for worker in self),
+            _mean(worker.live.download_speed_mbps for worker in self),
         )
 
     def _pool_changed(self) -> None:

@@ -190,3 +190,33 @@ async def test_an_evaluation_is_a_candidate_too() -> None:
     world.scheduler.request_job_list("a")
     await world.settle()
     assert outbox.offered() == ["eval:e"]
+
+
+async def test_a_long_queue_is_spread_over_the_pool() -> None:
+    world = World()
+    for number in range(40):
+        world.connect(worker(f"w{number:02}"))
+        world.scheduler.request_job_list(f"w{number:02}")
+    await world.settle()
+    queue_many(world, 400)
+    windows = [len(one.windows[JobKind.BUILD]) for one in world.scheduler.pool]
+    # Everyone has something to choose from, every job somebody who looks at it, and nobody nearly all of it.
+    assert min(windows) >= 16
+    assert max(windows) < 200
+    offered = [len(one.offered_to) for one in world.scheduler.tracker.tables[JobKind.BUILD]]
+    assert min(offered) >= 2
+    assert sum(offered) < 4 * len(offered)
+
+
+async def test_a_worker_left_with_too_little_is_filled_up_by_new_jobs() -> None:
+    world = World()
+    for number in range(20):
+        world.connect(worker(f"w{number:02}"))
+        world.scheduler.request_job_list(f"w{number:02}")
+    queue_many(world, 400)
+    poor = world.scheduler.pool.workers["w19"]
+    window = poor.windows[JobKind.BUILD]
+    world.bus.publish([JobUnqueued(entry.job.job_id, "aborted") for entry in list(window.entries)[2:]])
+    assert len(window) == 2
+    world.queue(*[build(f"late-{number}") for number in range(400)])
+    assert len(window) >= 16
