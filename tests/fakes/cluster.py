@@ -261,15 +261,15 @@ class ClusterWorld(World):
         """Every transaction that was asked for, one after another."""
         while self.runner.executor.has_work:
             await self.runner.executor.work_one()
-        await self.runner.load_wanted()
-        await self.runner.rows.write()
+        await self.runner.loader.load_wanted()
+        await self.runner.reserver.rows.write()
 
     async def drain_lookups(self) -> None:
         """Jobs and clusters that were to be loaded, and rows that were to be written."""
         while self.scheduler.loops.has_look_ups:
             await self.scheduler.loops.look_up_batch()
-        await self.runner.load_wanted()
-        await self.runner.rows.write()
+        await self.runner.loader.load_wanted()
+        await self.runner.reserver.rows.write()
 
     async def plan(self) -> None:
         """One pass of the planner, and what follows from it."""

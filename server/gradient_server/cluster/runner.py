@@ -19,21 +19,16 @@ from gradient_server.cluster import events as e
 from gradient_server.cluster import instructions as i
 from gradient_server.cluster.attempts import Attempt, Attempts, SeatRecord
 from gradient_server.cluster.book import ClusterBook
-from gradient_server.cluster.dispatch import PassOutcome, PlannedAttempt, plan_pass
+from gradient_server.cluster.dispatch import PlannedAttempt, plan_pass
 from gradient_server.cluster.executor import Executor
 from gradient_server.cluster.floor import Floor
+from gradient_server.cluster.loader import ClusterLoader
 from gradient_server.cluster.machine import AttemptMachine
 from gradient_server.cluster.offers import MemberOffers
 from gradient_server.cluster.recovery import goes_on, recover
-from gradient_server.cluster.reservation import (
-    Release,
-    Reservation,
-    ReservationDesk,
-    ReservedSeat,
-    backfill_secs,
-)
-from gradient_server.cluster.reserve_rows import ReservationRows
-from gradient_server.cluster.settings import PASS_SECS, REFRESH_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
+from gradient_server.cluster.reservation import Release
+from gradient_server.cluster.reserver import Reserver
+from gradient_server.cluster.settings import PASS_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
 from gradient_server.cluster.signals import AdoptedMember, MemberSessions
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.store import ClusterStore
@@ -43,7 +38,6 @@ from gradient_server.domain.events import (
     ClusterChanged,
     ClusterQueued,
     Event,
-    JobUnqueued,
     MemberReported,
 )
 from gradient_server.domain.job import PendingJob
@@ -60,7 +54,6 @@ log = structlog.get_logger(__name__)
 _FINAL: Final = frozenset({ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED})
 # Planning takes at most half of the event loop, however often it is asked for.
 _MAX_PASS_PAUSE_SECS: Final = 1.0
-_RESERVATION_DENIED_SECS: Final = 5.0
 
 
 class ClusterRunner:
@@ -88,9 +81,9 @@ class ClusterRunner:
         self.settings = settings
         self.book = ClusterBook()
         self.floor = Floor()
-        self.desk = ReservationDesk(
-            after_secs=settings.reserve_after_secs, timeout_secs=settings.reserve_timeout_secs
-        )
+        self.reserver = Reserver(scheduler=scheduler, store=store, clock=clock, settings=settings)
+        self.desk = self.reserver.desk
+        self.backfill_secs = self.reserver.backfill_secs
         self.offers = MemberOffers(self.book, self.floor, scheduler)
         self.executor = Executor(
             scheduler=scheduler, store=store, bus=bus, clock=clock, settings=settings, watcher=self
@@ -101,13 +94,17 @@ class ClusterRunner:
             executor=self.executor,
             is_connected=self.floor.__contains__,
         )
-        self.rows = ReservationRows(store, clock, self._denied)
+        self.loader = ClusterLoader(
+            book=self.book,
+            attempts=self.executor.attempts,
+            scheduler=scheduler,
+            store=store,
+            clock=clock,
+            changed=self.deadline_set,
+        )
         self.prepares_failed = 0
         self.attempts_started = 0
         self._kick = Signal()
-        self._to_load: dict[str, None] = {}
-        self._load_wanted = Signal()
-        self._reserve_again_at = 0.0
         scheduler.set_members(self)
         bus.subscribe(self.on_event)
 
@@ -147,7 +144,7 @@ class ClusterRunner:
         assert job.cluster is not None
         entry = self.book.get(job.cluster)
         if entry is None:
-            self._load_soon(job.cluster)
+            self.loader.load_soon(job.cluster)
         elif entry.is_complete:
             self._kick.set()
 
@@ -228,29 +225,6 @@ class ClusterRunner:
             if score.job_id in self.book:
                 self.floor.score(worker_id, score.job_id, score.missing_nar_size)
 
-    def backfill_secs(self, worker_id: str, kind: JobKind) -> float | None:
-        """Reserved seats get no new single job of their kind; with backfill, short builds."""
-        held = self.desk.held
-        if held is None or not self.desk.is_reserved(worker_id, kind):
-            return None
-        if not self.settings.backfill or kind is not JobKind.BUILD:
-            return 0.0
-        now = self._clock.monotonic()
-        return backfill_secs((self._expected_end(seat, now) for seat in held.seats), now)
-
-    def _expected_end(self, seat: ReservedSeat, now: float) -> float | None:
-        """When a busy seat is expected to be free; None if it is, or if nobody knows."""
-        worker = self._pool.workers.get(seat.worker_id)
-        if worker is None or worker.slots[seat.kind].free:
-            return None
-        ends = [
-            None if one.expected_secs is None else max(one.assigned_at + one.expected_secs, now)
-            for one in worker.assigned.values()
-            if one.kind is seat.kind
-        ]
-        known = [end for end in ends if end is not None]
-        return min(known) if len(known) == len(ends) and known else None
-
     # Sessions, reports and committed changes
 
     def worker_resumed(self, worker_id: str, adopted: list[AdoptedMember], lost: list[str]) -> None:
@@ -308,9 +282,7 @@ class ClusterRunner:
         self.attempts_started += 1
         self.book.started(attempt.cluster_id)
         self.book.set_status(attempt.cluster_id, ClusterStatus.RUNNING)
-        held = self.desk.held
-        if held is not None and held.cluster_id == attempt.cluster_id:
-            self._release(Release.STARTED)
+        self.reserver.release_of(attempt.cluster_id, Release.STARTED)
         log.info(
             "a cluster started",
             cluster=attempt.cluster_id,
@@ -340,7 +312,7 @@ class ClusterRunner:
             # is in the way now may be for a moment longer.
             for seat in attempt.seats.values():
                 self._scheduler.dispatcher.lost[seat.member.job_key] = None
-            self._load_soon(attempt.cluster_id)
+            self.loader.load_soon(attempt.cluster_id)
         self.book.give_back(attempt.cluster_id, finish.ending, finish.reason, now)
         log.info(
             "a cluster attempt is over",
@@ -368,27 +340,12 @@ class ClusterRunner:
             idle_slots=[(worker, kind) for worker, kind, *_ in self._pool.idle_slots(now)],
             excluded=self._excluded(now),
             now=now,
-            may_reserve=now >= self._reserve_again_at,
+            may_reserve=self.reserver.may_reserve(now),
         )
-        self._note_reservation(outcome, before, seats)
+        self.reserver.follow(outcome, before, seats)
         for planned in outcome.attempts:
             self._take(planned, now)
         self.offers.offer(outcome.unseated, now)
-
-    def _note_reservation(
-        self, outcome: PassOutcome, before: Reservation | None, seats: Sequence[ReservedSeat]
-    ) -> None:
-        """The row follows the desk; seats that are free again may be taken."""
-        if outcome.released is not None and before is not None:
-            self._released(before, outcome.released)
-        held = self.desk.held
-        if held is not None and (held is not before or held.seats != seats):
-            log.info("a cluster reserves its seats", cluster=held.cluster_id)
-            self.rows.held(held)
-            for seat in held.seats:
-                if seat.kind is JobKind.BUILD:
-                    # Memory is not kept for a build that the reserved worker will not get.
-                    self._scheduler.dispatcher.waiting.end_worker(seat.worker_id)
 
     def _excluded(self, now: float) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -437,28 +394,6 @@ class ClusterRunner:
         )
         self.executor.begin(attempt, attempt.machine.begin())
 
-    # Reservations
-
-    def _release(self, why: Release) -> None:
-        held = self.desk.held
-        if held is not None:
-            self.desk.release()
-            self._released(held, why)
-
-    def _denied(self, reservation: Reservation) -> None:
-        """Another instance holds the pool's reservation."""
-        self._reserve_again_at = self._clock.monotonic() + _RESERVATION_DENIED_SECS
-        if self.desk.held is reservation:
-            self._release(Release.DENIED)
-
-    def _released(self, reservation: Reservation, why: Release) -> None:
-        log.info("a reservation ended", cluster=reservation.cluster_id, reason=str(why))
-        self.rows.released(reservation.cluster_id)
-        for seat in reservation.seats:
-            worker = self._pool.workers.get(seat.worker_id)
-            if worker is not None:
-                self._scheduler.dispatcher.try_assign(worker, seat.kind)
-
     def explain(self, cluster_id: str) -> ClusterWhy:
         """Why the cluster waits, or where its attempt stands."""
         return explain_cluster(
@@ -478,11 +413,11 @@ class ClusterRunner:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.executor.run)
             nursery.start_soon(self.sessions.run)
-            nursery.start_soon(self.rows.run)
-            nursery.start_soon(self._run_loads)
-            nursery.start_soon(self._run_passes)
+            nursery.start_soon(self.reserver.rows.run)
+            nursery.start_soon(self.loader.run)
             if self._store.is_shared:
-                nursery.start_soon(self._run_refreshes)
+                nursery.start_soon(self.loader.run_refreshes)
+            nursery.start_soon(self._run_passes)
             task_status.started()
 
     async def _run_passes(self) -> None:
@@ -502,42 +437,3 @@ class ClusterRunner:
         if startable is not None:
             times.append(startable)
         return max(min(times) - now, 0.001)
-
-    def _load_soon(self, cluster_id: str) -> None:
-        self._to_load[cluster_id] = None
-        self._load_wanted.set()
-
-    async def load_wanted(self) -> None:
-        """Loads the clusters of which nothing, or nothing certain, is known."""
-        while self._to_load:
-            cluster_ids = list(self._to_load)
-            self._to_load.clear()
-            for info in await self._store.load(cluster_ids):
-                self.book.learn(info, self._clock.monotonic())
-            self._kick.set()
-
-    async def _run_refreshes(self) -> None:
-        while True:
-            await trio.sleep(REFRESH_SECS)
-            await self.refresh()
-
-    async def refresh(self) -> None:
-        """What other instances have done to clusters, which nobody tells this one of: the backstop."""
-        infos = {info.id: info for info in await self._store.load(None)}
-        now = self._clock.monotonic()
-        for entry in list(self.book.clusters.values()):
-            if entry.info.id not in infos and self.attempts.of_cluster(entry.info.id) is None:
-                for job_key in list(entry.arrived):
-                    self._scheduler.on_event(JobUnqueued(job_key, "its cluster ended"))
-                self.book.forget(entry.info.id)
-        for info in infos.values():
-            if info.open_attempt is None and self.attempts.of_cluster(info.id) is None:
-                self.book.learn(info, now)
-                for member in self.book.clusters[info.id].absent():
-                    self._scheduler.loops.look_up(member.job_key)
-        self._kick.set()
-
-    async def _run_loads(self) -> None:
-        while True:
-            await self.load_wanted()
-            await self._load_wanted.wait()

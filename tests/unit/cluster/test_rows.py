@@ -651,13 +651,13 @@ async def test_what_other_instances_do_is_noticed_within_five_seconds() -> None:
     for member in info.members:
         name = member.job_key.removeprefix("build:")
         world.store.queued[member.job_key] = build(name, cluster="c")
-    await world.runner.refresh()
+    await world.runner.loader.refresh()
     await world.plan()
     assert len(world.assigned("a")) == len(world.assigned("b")) == 1
     # And one that another instance has ended is forgotten with its members.
     world.submit(cluster_info("d"))
     del world.clusters.clusters["d"]
-    await world.runner.refresh()
+    await world.runner.loader.refresh()
     assert world.runner.book.get("d") is None
     assert "build:d-0" not in world.scheduler.tracker
 
@@ -704,7 +704,7 @@ async def test_a_cluster_of_four_starts_beside_an_endless_stream_of_single_jobs(
 async def seat_secs(backfill: bool) -> tuple[float, float]:
     """(idle seat-seconds of the reservation until the start, when the cluster started after it)."""
     world = ClusterWorld()
-    world.runner.settings = ClusterSettings(backfill=backfill)
+    world.runner.reserver._settings = ClusterSettings(backfill=backfill)
     connect(world, "a", "b", max_concurrent_builds=1)
     short, long = (
         HistoryPrediction(build_time_ms=secs * 1000.0, build_time_p95_ms=secs * 1000.0, samples=5)
