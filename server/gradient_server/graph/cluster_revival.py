@@ -1,4 +1,5 @@
-"""A cluster that has ended and whose member must be made again, because the store lost its outputs.
+"""A cluster that has ended and whose member must be made again: the store lost its outputs, or it is a
+helper that failed by itself in a cluster that its primary completed.
 
 A member never runs alone, so the whole cluster runs again: the same cluster is Queued once more, with
 a new build for each member that ended otherwise than by success, and every evaluation that still
@@ -15,13 +16,23 @@ from gradient_server.graph import sql
 from gradient_server.graph.cluster_status import announce_cluster
 from gradient_server.graph.work import Work
 
-__all__ = ["Revived", "announce_revived", "revive_clusters"]
+__all__ = ["Revived", "announce_revived", "revive_clusters", "revive_failed"]
 
 _ENDED = sql.statement(
     "SELECT DISTINCT c.id, EXISTS (SELECT 1 FROM cluster_member e WHERE e.cluster_job = c.id"
     "  AND e.evaluation IS NOT NULL)"
     " FROM cluster_member m JOIN cluster_job c ON c.id = m.cluster_job"
     " WHERE m.derivation_build IN [ids] AND c.status IN ('Completed', 'Failed', 'Aborted') ORDER BY c.id"
+)
+# The primary's success completed it, and a helper had reported a failure of its own by then.
+_HELPER_FAILED = sql.statement(
+    "SELECT DISTINCT c.id FROM derivation_build b JOIN cluster_member m ON m.derivation_build = b.id"
+    " JOIN cluster_job c ON c.id = m.cluster_job AND c.status = 'Completed'"
+    " WHERE b.derivation IN [derivations] AND b.status IN ('Failed', 'DependencyFailed')"
+    " AND NOT EXISTS (SELECT 1 FROM derivation_build o WHERE o.derivation = b.derivation"
+    "  AND o.status IN ('Created', 'Queued', 'Assigned', 'Completed'))"
+    " AND NOT EXISTS (SELECT 1 FROM cluster_member e WHERE e.cluster_job = c.id AND e.evaluation IS NOT NULL)"
+    " ORDER BY c.id"
 )
 _LEAVE = sql.statement(
     "DELETE FROM cluster_member WHERE cluster_job = :cluster AND derivation_build IN [ids]"
@@ -76,6 +87,18 @@ def revive_clusters(work: Work, builds: Sequence[str]) -> Revived:
         if has_evaluation:
             sql.run(work.connection, _LEAVE, {**parameters, "cluster": cluster})
         else:
+            _revive(work, cluster, revived)
+    return revived
+
+
+def revive_failed(work: Work, derivations: Sequence[int]) -> Revived:
+    """Has completed clusters run again in which one of these, a helper, has failed by itself: who asks
+    for it again wishes to try again, and it never runs alone.
+    """
+    revived = Revived()
+    if derivations:
+        parameters = {"derivations": sql.array(work.connection, derivations)}
+        for (cluster,) in sql.run(work.connection, _HELPER_FAILED, parameters):
             _revive(work, cluster, revived)
     return revived
 

@@ -15,12 +15,19 @@ from gradient_server.domain.job import build_key
 from gradient_server.domain.status import BuildStatus
 from gradient_server.graph import sql
 from gradient_server.graph.cluster_checks import find_circle, find_needed_helper, find_shared_pin
+from gradient_server.graph.cluster_revival import announce_revived, revive_failed
 from gradient_server.graph.cluster_rows import NewMember, insert_cluster, is_alive
 from gradient_server.graph.cluster_status import announce_cluster
 from gradient_server.graph.progress import reset_builds
 from gradient_server.graph.work import Work
 
-__all__ = ["ClusterRefusedError", "finished_helpers", "refuse_needed_helpers", "store_clusters"]
+__all__ = [
+    "ClusterRefusedError",
+    "finished_helpers",
+    "refuse_needed_helpers",
+    "run_failed_again",
+    "store_clusters",
+]
 
 _MEMBERS = sql.statement(
     "SELECT b.derivation, b.id, b.status, m.cluster_job, c.status, d.name FROM derivation_build b"
@@ -64,6 +71,17 @@ def finished_helpers(work: Work, derivations: Sequence[int]) -> dict[int, tuple[
         return {}
     parameters = {"derivations": sql.array(work.connection, derivations)}
     return {row[0]: (row[1], row[2]) for row in sql.run(work.connection, _FINISHED_HELPERS, parameters)}
+
+
+def run_failed_again(work: Work, derivations: Sequence[int]) -> list[str]:
+    """Runs completed clusters again in which one of these wished derivations failed by itself.
+
+    Returns the builds that are Created now, for the caller to advance.
+    """
+    revived = revive_failed(work, derivations)
+    reset = reset_builds(work, revived.completed)
+    announce_revived(work, revived)
+    return [*reset, *revived.fresh]
 
 
 def store_clusters(work: Work, project: str, clusters: Sequence[Cluster], ids: dict[str, int]) -> list[str]:

@@ -18,6 +18,7 @@ from gradient_server.graph.clusters import (
     ClusterRefusedError,
     finished_helpers,
     refuse_needed_helpers,
+    run_failed_again,
     store_clusters,
 )
 from gradient_server.graph.content import check_batch
@@ -121,6 +122,7 @@ def _wish(work: Work, evaluation: str, batch: EvalResult, ids: dict[str, int]) -
         "derivations": sql.array(work.connection, [ids[d.drv_path] for d in batch.derivations]),
     }
     wanted = [row[0] for row in sql.run(work.connection, _UNWISHED, parameters)]
+    again = run_failed_again(work, wanted)
     current = _current_builds(work, wanted)
     ended = finished_helpers(work, [derivation for derivation in wanted if derivation not in current])
     current.update(ended)
@@ -145,7 +147,7 @@ def _wish(work: Work, evaluation: str, batch: EvalResult, ids: dict[str, int]) -
     }
     sql.run(work.connection, _RAISE, raised)
     # Before any build is queued: a member must never be seen as a job of its own.
-    again = store_clusters(work, project, batch.clusters, ids)
+    again += store_clusters(work, project, batch.clusters, ids)
     refuse_needed_helpers(work, [ids[d.drv_path] for d in batch.derivations], batch.clusters, ids)
     again += reset_builds(work, [build for build in lost if build not in again])
     _announce(work, evaluation, {**current, **created})

@@ -110,6 +110,25 @@ async def test_an_input_that_is_lost_later_brings_the_whole_cluster_back(pool: C
     assert (await pool.statuses())["top"] == "Queued"
 
 
+async def test_a_completed_cluster_whose_helper_failed_by_itself_is_tried_again_when_asked(
+    pool: ClusterPool,
+) -> None:
+    graph, group = members("a", "b", "c"), cluster("a", "b", "c", primary="a")
+    first = await pool.with_cluster(*graph, cluster=group)
+    started = await pool.start_group()
+    await pool.succeeds(started, "a")
+    await pool.fails(started, "b")
+    assert await pool.verdict(started) == "Complete"
+    assert await pool.evaluation_status(first) == "Failed"
+    again = await pool.with_cluster(*graph, cluster=group)
+    assert await pool.statuses() == {"a": "Queued", "b": "Queued", "c": "Queued"}
+    assert {job.cluster for job in pool.queued.values()} == {await pool.cluster_id()}
+    second = await pool.start_group()
+    await pool.succeeds(second, "a")
+    assert await pool.verdict(second) == "Complete"
+    assert await pool.evaluation_status(again) == "Completed"
+
+
 async def test_a_failed_cluster_runs_anew_with_the_member_that_had_succeeded(pool: ClusterPool) -> None:
     graph, group = members("a", "b"), cluster("a", "b", retry_budget=0)
     await pool.with_cluster(*graph, cluster=group)

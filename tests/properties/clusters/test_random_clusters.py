@@ -6,28 +6,28 @@ from collections.abc import Iterator
 import pytest
 from gradient_server.db.engine import make_write_engine, parse_url
 from gradient_server.db.tables import metadata
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.properties.clusters.model import Model, Shape
 
 EVENTS = (
-    *["claim"] * 4,
-    *["start"] * 4,
-    *["settle"] * 3,
-    *["member_succeeds"] * 4,
-    *["member_fails"] * 2,
-    *["finish_single"] * 3,
-    "fail_single",
-    "submit",
+    *["claim"] * 10,
+    *["start"] * 10,
+    *["settle"] * 8,
+    *["member_succeeds"] * 8,
+    *["member_fails"] * 6,
+    *["finish_single"] * 6,
+    *["submit"] * 3,
+    *["fail_single"] * 2,
+    *["lose_path"] * 2,
+    *["wait"] * 2,
     "fail_prepare",
     "late_report",
     "abort_evaluation",
     "abort_member",
     "abort_cluster",
-    "lose_path",
     "retention",
-    "wait",
 )
 
 
@@ -56,7 +56,7 @@ def template() -> Iterator[sqlite3.Connection]:
     engine.dispose()
 
 
-@settings(max_examples=120, deadline=None, phases=[Phase.generate])
+@settings(max_examples=120, deadline=None)
 @given(
     shape=shapes(),
     steps=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1_000)), min_size=8, max_size=60),
