@@ -23,15 +23,15 @@ HOLD_AFTER_PREPARE_SECS = 10.0
 
 
 def start(pool: Pool, *, grace_secs: float = 60.0) -> None:
-    """A server with short patience for prepares, and three workers in two zones."""
+    """A server with short patience for prepares, and three workers in two zones; `host-c` only builds."""
     pool.start_server(
         "--build-retry-backoff-secs", "0.2",
         "--scheduler-cluster-prepare-timeout-secs", str(PREPARE_SECS),
         "--proto-reconnect-grace-secs", str(grace_secs),
     )  # fmt: skip
     for name in WORKERS:
-        zone = "east" if name == "host-c" else "west"
-        pool.start_worker(name, "--build-max-concurrent", "2", "--zone", zone, wait=False)
+        flags = ["--zone", "west"] if name != "host-c" else ["--zone", "east", "--eval-max-concurrent", "0"]
+        pool.start_worker(name, "--build-max-concurrent", "2", *flags, wait=False)
     pool.wait_connected(*WORKERS)
 
 
