@@ -99,7 +99,8 @@ def _owns_jobs(services: "Services", connection: sa.Connection, worker_id: str) 
 
 
 def _unknown(worker_id: str) -> str:
-    return f"worker {worker_id[:64]} is not registered here: gradient worker register NAME --worker-id {worker_id[:64]}"
+    shown = worker_id[:64]
+    return f"worker {shown} is not registered here: gradient worker register NAME --worker-id {shown}"
 
 
 # In place, while the session lives

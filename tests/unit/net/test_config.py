@@ -6,7 +6,9 @@ import pytest
 from gradient_server.config import OPTIONS, ConfigError, Loaded, load, without_secrets
 
 
-def loaded(tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **flags: object) -> Loaded:
+def loaded(
+    tmp_path: Path, text: str = "", environment: dict[str, str] | None = None, **flags: object
+) -> Loaded:
     file = tmp_path / "server.toml"
     file.write_text(text)
     return load(file=file, environment=environment or {}, flags=flags)
