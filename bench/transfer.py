@@ -185,10 +185,6 @@ def measure(base: Path, options: argparse.Namespace) -> None:
         ):
             parts = {"server": server, "worker": worker, "probe": probe}
             worker.answer()
-            probe.tell(begin=True)
-            time.sleep(PROBE_SECS)
-            probe.tell(end=True)
-            print(json.dumps({"case": "idle", **probe.answer()}), flush=True)
             first = 0
             for at_once in [int(text) for text in options.at_once.split(",")] * options.rounds:
                 _cases(base, parts, size_bytes, at_once, first)
@@ -204,6 +200,10 @@ def _cases(base: Path, parts: dict[str, Part], size_bytes: int, at_once: int, fi
     bare_mb_s = registered["nar_bytes"] / 1e6 / bare_secs
     bare = {"sender_cpu_secs": round(bare_cpu[0], 2), "receiver_cpu_secs": round(bare_cpu[1], 2)}
     print(json.dumps({"case": f"bare-{at_once}", "nar_mb_s": round(bare_mb_s, 1), **bare}), flush=True)
+    parts["probe"].tell(begin=True)
+    time.sleep(PROBE_SECS)
+    parts["probe"].tell(end=True)
+    print(json.dumps({"case": f"idle-{at_once}", **parts["probe"].answer()}), flush=True)
     for kind in ("upload", "download"):
         result = move(kind, {"first": first, "count": at_once}, parts)
         result["of_bare"] = round(result["nar_mb_s"] / bare_mb_s, 2)

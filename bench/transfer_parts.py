@@ -10,7 +10,9 @@ from typing import Any
 import trio
 from gradient_protocol.address import TcpAddress, connect
 from gradient_protocol.kinds import JobKind
+from gradient_protocol.limits import HEARTBEAT_SECS
 from gradient_protocol.messages import server as s
+from gradient_protocol.messages import worker as w
 from gradient_server import logging
 from gradient_server.db.migrate import migrate
 from gradient_server.db.queries.registry import Registration
@@ -20,7 +22,7 @@ from gradient_worker.transfer import Downloaded, Transfers, Uploaded
 
 from tests.fakes.pool import running_pool
 from tests.fakes.transfers import DirectoryStore, Mover, source_path
-from tests.fakes.worker import connected_worker
+from tests.fakes.worker import FakeWorker, connected_worker
 
 EVALUATIONS = 3000
 """More than the probe can use up."""
@@ -62,6 +64,16 @@ async def serve(base_dir: Path) -> None:
             await database.aclose()
 
 
+async def beat(session: FakeWorker) -> None:
+    """Heartbeats, without which the server takes the worker for dead."""
+    n = 0
+    while True:
+        n += 1
+        session.send(w.WorkerMetrics(n=n, lateness_secs=0.0))
+        await session.expect(s.HeartbeatAck, within_secs=60)
+        await trio.sleep(HEARTBEAT_SECS)
+
+
 async def move(base_dir: Path, known: dict[str, Any]) -> None:
     """Registers, uploads and downloads what it is told to."""
     one = known["workers"][0]
@@ -69,7 +81,8 @@ async def move(base_dir: Path, known: dict[str, Any]) -> None:
     fetched = DirectoryStore.open(base_dir / "fetched")
     fetching = Transfers(link=mover.link, store=fetched, threads=mover.threads, ids=mover.ids)
     address = TcpAddress("127.0.0.1", known["port"])
-    async with mover.session(await connect(address)) as session:
+    async with mover.session(await connect(address)) as session, trio.open_nursery() as beating:
+        beating.start_soon(beat, session)
         assignment_id = (await mover.take_job(session)).assignment_id
         say(ready=True)
 
@@ -115,9 +128,13 @@ async def probe(known: dict[str, Any]) -> None:
     """From one line to the next, asks for jobs; then says what RequestJob waited for its AssignJob."""
     one = known["workers"][1]
     address = TcpAddress("127.0.0.1", known["port"])
-    async with connected_worker(
-        await connect(address), worker_id=one["id"], tokens={one["peer"]: one["token"]}
-    ) as worker:
+    async with (
+        connected_worker(
+            await connect(address), worker_id=one["id"], tokens={one["peer"]: one["token"]}
+        ) as worker,
+        trio.open_nursery() as beating,
+    ):
+        beating.start_soon(beat, worker)
         while True:
             await hear()
             waits: list[float] = []
