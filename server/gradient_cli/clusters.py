@@ -10,6 +10,7 @@ from typing import Any
 from gradient_cli.api import Api
 from gradient_cli.cluster_progress import ClusterProgress
 from gradient_cli.errors import CommandError, ExitCode
+from gradient_cli.submit import RECONNECT_SECS, RECONNECTS
 
 __all__ = ["Clusters", "exit_code", "outcome", "recipe_at", "watch_clusters"]
 
@@ -17,8 +18,6 @@ RECIPE = "gradient.toml"
 FINAL = frozenset({"Completed", "Failed", "Aborted"})
 # As many as the server takes; a cluster comes whole with any one of its members.
 MAX_ATTRS = 1_000
-RECONNECTS = 5
-RECONNECT_SECS = 2.0
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from gradient_cli.errors import CommandError, ExitCode
 from gradient_cli.progress import Progress, State
 from gradient_cli.source import SourceTree, upload
 
-__all__ = ["abort", "submit", "watch"]
+__all__ = ["RECONNECTS", "RECONNECT_SECS", "abort", "exit_code", "submit", "watch"]
 
 # As long as the server waits for a worker to come back after its own restart.
 RECONNECTS = 30

@@ -288,5 +288,6 @@ def _is_broken(connection: sa.Connection) -> bool:
 def _warn_if_slow(fn: Callable[..., object], started: float) -> None:
     took_secs = time.monotonic() - started
     if took_secs > SLOW_TRANSACTION_SECS:
-        name = getattr(fn, "__qualname__", repr(fn))
+        # By its name alone: the representation of a partial shows everything it was given.
+        name = getattr(getattr(fn, "func", fn), "__qualname__", type(fn).__name__)
         logger.warning("a slow transaction", function=name, took_secs=round(took_secs, 3))

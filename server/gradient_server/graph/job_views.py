@@ -28,7 +28,7 @@ class AttemptView:
     finished_at: float | None
     outcome: str | None
     error: str | None
-    log_bytes: int
+    log_bytes: int | None
     log_truncated: bool
     score_breakdown: dict[str, Any] | None
 
@@ -213,7 +213,7 @@ def _attempts(connection: sa.Connection, job_key: str) -> list[AttemptView]:
             finished_at=row[5],
             outcome=None if row[5] is None else row[6],
             error=row[7],
-            log_bytes=row[8],
+            log_bytes=None if row[5] is None else row[8],
             log_truncated=bool(row[9]),
             score_breakdown=sql.from_json(row[10]),
         )

@@ -238,7 +238,7 @@ class Worker:
                 upload_speed_mbps=live.upload_speed_mbps,
                 download_speed_mbps=live.download_speed_mbps,
                 running_builds=building,
-                assigned_jobs=len(self.assigned),
+                assigned_builds=sum(one.kind is JobKind.BUILD for one in self.assigned.values()),
                 ram_reserved_mb=self.reserved.reserved_mb,
                 ram_reserved_unused_mb=self.reserved.unused_mb,
                 ram_reserved_for_waiting_build_mb=self._kept_mb,

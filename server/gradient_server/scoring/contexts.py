@@ -82,8 +82,9 @@ class WorkerMetricsView:
     upload_speed_mbps: float = NAN
     download_speed_mbps: float = NAN
     running_builds: int = 0
-    # Jobs assigned to the worker; a host that holds none is never called saturated.
-    assigned_jobs: int = 0
+    # Builds assigned to the worker; a host that holds none is never called saturated. An evaluation
+    # does not count: one that waits for an import would hold the import's build off for ever.
+    assigned_builds: int = 0
     ram_reserved_mb: float = 0.0
     ram_reserved_unused_mb: float = 0.0
     ram_reserved_for_waiting_build_mb: float = 0.0

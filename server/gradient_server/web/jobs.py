@@ -29,7 +29,7 @@ MAX_NAMED: Final = 5
 
 
 class AttemptAnswer(BaseModel):
-    """One assignment of the job. `outcome` is None while it runs; `log_bytes` are uncompressed."""
+    """One assignment of the job. `outcome` and `log_bytes` (uncompressed) are None while it runs."""
 
     assignment: str
     worker: str | None
@@ -38,7 +38,7 @@ class AttemptAnswer(BaseModel):
     finished_at: float | None
     outcome: str | None
     error: str | None
-    log_bytes: int
+    log_bytes: int | None
     log_truncated: bool
 
 

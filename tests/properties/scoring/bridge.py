@@ -68,7 +68,7 @@ def worker_of(worker: Worker) -> WorkerContext:
             upload_speed_mbps=number(worker.up_mbps),
             download_speed_mbps=number(worker.down_mbps),
             running_builds=worker.running,
-            assigned_jobs=worker.assigned,
+            assigned_builds=worker.assigned,
             ram_reserved_mb=worker.reserved_mb,
             ram_reserved_unused_mb=worker.unused_mb,
             ram_reserved_for_waiting_build_mb=worker.kept_mb,

@@ -62,7 +62,7 @@ class ResourceSaturationRule(ScoreRule):
     def _saturated(self, columns: JobColumns, worker: WorkerContext) -> Flags | None:
         """Candidates that the host's load counts against; None for none."""
         metrics = worker.metrics
-        if metrics.assigned_jobs <= 0:
+        if metrics.assigned_builds <= 0:
             return None
         low_ram = metrics.ram_free_mb <= metrics.ram_total_mb * RAM_SATURATED_FREE_FRAC
         if low_ram or metrics.cpu_usage_pct >= CPU_SATURATED_PCT_BUILTIN:
