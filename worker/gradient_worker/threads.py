@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-__all__ = ["ThreadPool", "Threads"]
+__all__ = ["Few", "ThreadPool", "Threads"]
 
 T = TypeVar("T")
 
@@ -31,3 +31,16 @@ class ThreadPool:
     async def run(self, function: Callable[[], T]) -> T:
         """See Threads."""
         return await trio.to_thread.run_sync(function, limiter=self._limiter)
+
+
+class Few:
+    """At most `limit` of somebody's threads, for one kind of work; who waits is served in order."""
+
+    def __init__(self, threads: Threads, limit: int) -> None:
+        self._threads = threads
+        self._places = trio.Semaphore(limit)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """See Threads."""
+        async with self._places:
+            return await self._threads.run(function)

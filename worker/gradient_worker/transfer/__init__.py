@@ -16,8 +16,9 @@ from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import SpanKind
 
 from gradient_worker.executor.spans import SpanLog
+from gradient_worker.meters import host
 from gradient_worker.stores.base import PathInfo, Store
-from gradient_worker.threads import Threads
+from gradient_worker.threads import Few, Threads
 from gradient_worker.transfer.download import Download
 from gradient_worker.transfer.outcomes import Again, Downloaded, Lost, Refused, Stalled, Uploaded
 from gradient_worker.transfer.upload import Upload
@@ -37,7 +38,8 @@ class Transfers:
     def __init__(self, *, link: Link, store: Store, threads: Threads, ids: IdSource) -> None:
         self._link = link
         self._store = store
-        self._threads = threads
+        # More threads than processors only wait for each other: unpacking is many short system calls.
+        self._threads = Few(threads, max(2, host.cpu_count()))
         self._ids = ids
 
     async def download(
