@@ -174,16 +174,22 @@ async def _note_seen(services: Services, worker_id: str) -> None:
 
 
 async def _close(services: Services, session: Session) -> None:
-    """Let go of everything, whatever ended the session. Nothing here waits for the worker."""
+    """Let go of everything, whatever ended the session. Nothing here waits for the worker.
+
+    Whatever fails on the way, the session is over at the end: the worker's next one waits for that.
+    """
     with trio.CancelScope(shield=True):
-        if session.resumed:
-            session.resumed = False
-            services.scheduler.worker_disconnected(session.worker_id)
-            await _note_seen(services, session.worker_id)
-        await services.uploads.session_ended(session)
-        services.downloads.session_ended(session)
-        if not session.replaced:
-            services.graces.arm(session.worker_id)
-        services.sessions.leave(session)
+        was_resumed, session.resumed = session.resumed, False
+        try:
+            if was_resumed:
+                services.scheduler.worker_disconnected(session.worker_id)
+            services.downloads.session_ended(session)
+            if was_resumed:
+                await _note_seen(services, session.worker_id)
+            await services.uploads.session_ended(session)
+        finally:
+            if not session.replaced:
+                services.graces.arm(session.worker_id)
+            services.sessions.leave(session)
     reason = "replaced by a newer session" if session.replaced else session.end_reason
     log.info("a worker's session ended", reason=reason or "cancelled")

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 class OrderedWork(Generic[Item]):
     """First in, first out, for one consumer that takes all there is.
 
-    Bounded by those who put: reports by their window, queries by `MAX_QUERIES` (handlers).
+    Bounded by those who put: reports by their window, everything by `MAX_WAITING` (handlers).
     """
 
     def __init__(self) -> None:

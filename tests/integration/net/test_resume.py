@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import trio
 import zstandard
 from gradient_protocol.kinds import JobKind, ResumeState
 from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
 from gradient_protocol.messages.common import Error
+from gradient_server.db.errors import DatabaseError
 from gradient_server.db.runner import Database
 from gradient_server.graph.aborts import abort_evaluation
 
@@ -136,6 +138,35 @@ async def test_an_abort_is_sent_again_after_the_resume(sqlite_database: Database
             await worker.expect(server.ReportAck)
         assert await pool.scalar(OPEN) == 0
         assert await pool.scalar("SELECT status FROM evaluation") == "Aborted"
+
+
+async def test_a_worker_comes_back_although_its_last_session_could_not_be_cleared_up(
+    sqlite_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_pool(sqlite_database, tmp_path) as pool:
+        known = await pool.register("host-a")
+        await pool.submit()
+        common = {
+            "worker_id": known.worker_id,
+            "tokens": {known.peer: known.token},
+            "incarnation": "one",
+        }
+
+        async def fail(_session: object) -> None:
+            raise DatabaseError("the disk is full")
+
+        async with connected_worker(await pool.stream(), **common) as worker:
+            job = await accepted(pool, worker)
+            monkeypatch.setattr(pool.services.uploads, "session_ended", fail)
+        with trio.fail_after(5):
+            while len(pool.services.sessions):
+                await trio.sleep(0.01)
+            monkeypatch.undo()
+            async with connected_worker(
+                await pool.stream(), running=[resumed(job, 0)], expect_resume=False, **common
+            ) as worker:
+                ack = await worker.expect(server.ResumeAck)
+                assert [one.assignment_id for one in ack.adopted] == [job.assignment_id]
 
 
 async def test_a_silent_worker_is_cut_off(sqlite_database: Database, tmp_path: Path) -> None:
