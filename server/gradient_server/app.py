@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+import sqlalchemy as sa
 import structlog
 import trio
 from gradient_protocol.address import listener_address, open_listeners, parse_address
@@ -25,7 +26,7 @@ from gradient_server.db.errors import DatabaseError
 from gradient_server.db.migrate import Migration, current_revision, newest_revision
 from gradient_server.db.migrate import migrate as migrate_database
 from gradient_server.db.queries.claims import open_assignments
-from gradient_server.db.queries.instances import beat_instance, register_instance, stop_instance, take_over
+from gradient_server.db.queries.instances import database_now, register_instance, stop_instance, take_over
 from gradient_server.db.runner import Database, open_database
 from gradient_server.graph.jobs import load_pending
 from gradient_server.http_server import serve_http
@@ -45,7 +46,6 @@ log = structlog.get_logger(__name__)
 
 E = TypeVar("E", bound=Exception)
 
-BEAT_SECS: Final = 5.0
 # How long a stop waits for what has arrived to be committed, and for farewells to leave.
 STOP_SECS: Final = 5.0
 
@@ -214,7 +214,7 @@ async def _start_loops(services: Services, loops: trio.Nursery) -> None:
     await loops.start(partial(reap_forever, services))
     await loops.start(services.uploads.run)
     await loops.start(services.retention.run)
-    await loops.start(partial(_beat, services))
+    await loops.start(services.succession.run)
 
 
 async def _start_http(services: Services, loops: trio.Nursery) -> list[str]:
@@ -245,13 +245,17 @@ async def _make_keys(
 
 async def _enter(config: ServerConfig, database: Database, ids: IdSource) -> str:
     """Registers this instance; under a new id where another one took over what it owned."""
-    now = SystemClock().now()
     instance_id = first_start.instance_id(config.base_dir, ids)
-    while not await database.run(
-        partial(register_instance, instance_id=instance_id, advertise_url=config.proto_advertise_url, now=now)
-    ):
+    url = config.proto_advertise_url
+
+    def register(connection: sa.Connection) -> bool:
+        # By the clock that all instances share, as every beat is.
+        return register_instance(connection, instance_id, advertise_url=url, now=database_now(connection))
+
+    while not await database.run(register):
         instance_id = ids.new()
         first_start.replace_instance_id(config.base_dir, instance_id)
+    now = SystemClock().now()
     found = await database.run(
         lambda connection: take_over(connection, instance_id, instance_id, silent_since=now, now=now)
     )
@@ -275,16 +279,6 @@ async def _listen(config: ServerConfig) -> list[trio.abc.Listener[trio.abc.Strea
                 await trio.aclose_forcefully(listener)
             raise StartError(f"cannot listen on {text}: {error}") from error
     return listeners
-
-
-async def _beat(services: Services, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """This instance lives. One that was succeeded ends; a restart gives it a new identity."""
-    task_status.started()
-    while True:
-        await trio.sleep(BEAT_SECS)
-        now = services.clock.now()
-        if not await services.database.run(partial(beat_instance, instance_id=services.instance_id, now=now)):
-            raise RuntimeError("another instance took over what this one owned; start it again")
 
 
 async def _farewell(services: Services) -> None:

@@ -28,6 +28,7 @@ from gradient_server.net.graces import Graces
 from gradient_server.net.resume import lose_worker
 from gradient_server.net.services import Services
 from gradient_server.net.sessions import Sessions
+from gradient_server.net.succession import Succession
 from gradient_server.scheduler.claim_store import DatabaseClaimStore
 from gradient_server.scheduler.model import SchedulerSettings
 from gradient_server.scheduler.scheduler import Scheduler
@@ -132,6 +133,7 @@ def build_services(
     services.downloads = Downloads(services)
     services.uploads = Uploads(services)
     services.retention = Retention(services)
+    services.succession = Succession(services)
     bus.subscribe(announcer(services))
     return services
 

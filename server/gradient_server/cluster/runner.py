@@ -33,11 +33,13 @@ from gradient_server.cluster.signals import AdoptedMember, MemberSessions
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.store import ClusterStore
 from gradient_server.cluster.why import ClusterWhy, explain_cluster
+from gradient_server.domain.cluster import ClusterInfo
 from gradient_server.domain.events import (
     Bus,
     ClusterChanged,
     ClusterQueued,
     Event,
+    JobUnqueued,
     MemberReported,
 )
 from gradient_server.domain.job import PendingJob
@@ -119,6 +121,28 @@ class ClusterRunner:
         """At start-up, before any session: clusters that have not ended, and attempts that go on."""
         await self._store.clear_reservation()
         infos = await self._store.load(None)
+        now = self._clock.monotonic()
+        for info in infos:
+            self.book.learn(info, now)
+        await self._go_on(infos)
+
+    async def take_up(self) -> bool:
+        """After this instance succeeded another one: the started attempts that it has now.
+
+        False: not all, for a cluster has a seat or a survivor of an earlier attempt here; try again soon.
+        """
+        infos = [
+            info
+            for info in await self._store.load(None)
+            if goes_on(info, self._store.instance_id)
+            and info.open_attempt is not None
+            and self.attempts.get(info.open_attempt.id) is None
+        ]
+        free = [info for info in infos if self.attempts.of_cluster(info.id) is None]
+        await self._go_on(free)
+        return len(free) == len(infos)
+
+    async def _go_on(self, infos: Sequence[ClusterInfo]) -> None:
         going_on = [
             (info, info.open_attempt)
             for info in infos
@@ -127,9 +151,13 @@ class ClusterRunner:
         workers = [member.worker_id for _, attempt in going_on for member in attempt.members]
         names = await self._store.worker_names(workers)
         now, wall_ahead_secs = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
-        for info in infos:
-            self.book.learn(info, now)
         for info, found in going_on:
+            if self.attempts.of_cluster(info.id) is not None:
+                continue
+            for member in info.members:
+                # It was queued here too, where the attempt was another instance's.
+                self._scheduler.on_event(JobUnqueued(member.job_key, "its attempt goes on here"))
+            self.book.learn(info, now)
             attempt, instructions = recover(info, found, names, wall_ahead_secs=wall_ahead_secs)
             self.book.adopt(info.id, found.id)
             self.executor.begin(attempt, instructions)

@@ -14,10 +14,12 @@ from gradient_protocol.messages.server import AuthChallenge, AuthUpdate
 from gradient_protocol.messages.worker import AuthResponse, InitConnection
 
 from gradient_server.db.queries.claims import open_assignments
+from gradient_server.db.queries.instances import OtherOwner, database_now, other_owner
 from gradient_server.db.queries.registry import SERVER_PEER, registrations
 from gradient_server.domain.events import Event
 from gradient_server.domain.status import AbortReason
 from gradient_server.graph.aborts import abort_assignments
+from gradient_server.net.instances import SILENT_SECS
 from gradient_server.net.revocation import assignments_without_leave
 from gradient_server.net.session import Session
 from gradient_server.net.sessions import Takeover
@@ -32,6 +34,7 @@ log = structlog.get_logger(__name__)
 UNKNOWN_WORKER: Final = 403
 NO_VALID_TOKEN: Final = 401
 ALREADY_CONNECTED: Final = 496
+WRONG_INSTANCE: Final = 421
 UNAVAILABLE: Final = 503
 
 
@@ -64,14 +67,14 @@ class Authority:
         return tuple(found)
 
     async def verify(self, hello: InitConnection, tokens: Mapping[str, str]) -> Verification | Refusal:
-        """Each token on its own; then 496 and 503, which only a worker that proved itself learns."""
+        """Each token on its own; then 421, 496 and 503, which only a worker that proved itself learns."""
         found = await self._hashes(hello.worker_id)
         if not found:
             return Refusal(UNKNOWN_WORKER, _unknown(hello.worker_id))
         verification = check_tokens(found, tokens)
         if not verification.authorized:
             return verification
-        refusal = await self._has_room(hello)
+        refusal = await self._owned_elsewhere(hello.worker_id) or await self._has_room(hello)
         # Asked last, with nothing awaited between this answer and the session's entry.
         services = self._services
         takeover = services.sessions.takeover(hello.worker_id, hello.incarnation, services.clock.monotonic())
@@ -80,6 +83,25 @@ class Authority:
         if refusal is not None and takeover is Takeover.FREE:
             return refusal
         return verification
+
+    async def _owned_elsewhere(self, worker_id: str) -> Refusal | None:
+        """Whoever owns the worker's jobs goes on with them (protocol.md, Several instances)."""
+        services = self._services
+        if services.database.dialect == "sqlite":
+            return None
+        await services.taking_over.passed()
+
+        def find(connection: sa.Connection) -> OtherOwner | None:
+            silent_since = database_now(connection) - SILENT_SECS
+            return other_owner(connection, worker_id, but=services.instance_id, silent_since=silent_since)
+
+        owner = await services.database.read(find)
+        if owner is None:
+            return None
+        if owner.is_alive and owner.advertise_url is not None:
+            reason = f"instance {owner.instance_id} has this worker's jobs"
+            return Refusal(WRONG_INSTANCE, reason, owner.advertise_url)
+        return Refusal(UNAVAILABLE, "the instance that had this worker's jobs is being succeeded")
 
     async def _has_room(self, hello: InitConnection) -> Refusal | None:
         services = self._services

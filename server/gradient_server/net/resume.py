@@ -50,6 +50,8 @@ async def resume(services: Services, session: Session, message: ResumeJobs) -> N
     if capabilities is None:
         raise ProtocolError(400, "ResumeJobs before WorkerCapabilities")
 
+    # What is taken over right now may be this worker's.
+    await services.taking_over.passed()
     peaks_mb = services.scheduler.observed_peaks_mb(session.worker_id)
 
     def decide(connection: sa.Connection) -> tuple[_Resumed, Sequence[Event]]:

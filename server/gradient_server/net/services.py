@@ -13,6 +13,7 @@ from gradient_server.config import ServerConfig
 from gradient_server.db.bridge import Together
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus, Event
+from gradient_server.net.instances import Gate
 from gradient_server.storage.logs import LogStore
 from gradient_server.storage.nar_store import LocalNarStore
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # these use Services themselves
     from gradient_server.net.authority import Authority
     from gradient_server.net.graces import Graces
     from gradient_server.net.sessions import Sessions
+    from gradient_server.net.succession import Succession
     from gradient_server.scheduler.scheduler import Scheduler
     from gradient_server.storage.downloads import Downloads
     from gradient_server.storage.retention import Retention
@@ -51,6 +53,8 @@ class Services:
     draining: trio.Event
     # Disk work on logs has few threads of its own, so that it never starves what else waits for one.
     log_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(4))
+    # Shut while another instance's jobs are taken over.
+    taking_over: Gate = field(default_factory=Gate)
     # These use the others, so they are set right after.
     clusters: "ClusterRunner" = field(init=False)
     history: "HistoryLoader" = field(init=False)
@@ -60,6 +64,7 @@ class Services:
     downloads: "Downloads" = field(init=False)
     uploads: "Uploads" = field(init=False)
     retention: "Retention" = field(init=False)
+    succession: "Succession" = field(init=False)
 
     async def transact(
         self, fn: Callable[[sa.Connection], tuple[T, Sequence[Event]]], together: Together | None = None

@@ -15,10 +15,13 @@ from gradient_server.domain.status import AttemptOutcome
 
 __all__ = [
     "Instance",
+    "OtherOwner",
     "TakeOver",
     "beat_instance",
     "database_now",
+    "dead_instances",
     "list_instances",
+    "other_owner",
     "register_instance",
     "stop_instance",
     "take_over",
@@ -39,7 +42,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """What the successor has now: assignments, and the ends of attempts that had not started.
+    """What the successor has of the dead one: assignments, and the ends of attempts that had not started.
 
     `attempts` were closed as PrepareFailed; `abandoned` are their members' assignments.
     """
@@ -103,6 +106,45 @@ def stop_instance(connection: sa.Connection, instance_id: str, *, now: float) ->
     connection.execute(instance.update().where(instance.c.id == instance_id).values(stopped_at=now))
 
 
+def dead_instances(connection: sa.Connection, *, but: str, silent_since: float) -> list[str]:
+    """The others that stopped, or did not beat after `silent_since`, and that nobody succeeded."""
+    row = instance.c
+    query = sa.select(row.id).where(
+        row.id != but,
+        row.succeeded_by.is_(None),
+        row.stopped_at.is_not(None) | (row.heartbeat_at <= silent_since),
+    )
+    return list(connection.scalars(query.order_by(row.started_at, row.id)))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherOwner:
+    """Another instance that owns open assignments of a worker. `is_alive`: it beats, nobody succeeded it."""
+
+    instance_id: str
+    advertise_url: str | None
+    is_alive: bool
+
+
+def other_owner(
+    connection: sa.Connection, worker_id: str, *, but: str, silent_since: float
+) -> OtherOwner | None:
+    """Who else has jobs of this worker; the one whose jobs are the oldest."""
+    row, job = instance.c, dispatched_job.c
+    query = (
+        sa.select(row.id, row.advertise_url, row.stopped_at, row.heartbeat_at, row.succeeded_by)
+        .select_from(sa.join(dispatched_job, instance, row.id == job.instance))
+        .where(job.worker == worker_id, job.finished_at.is_(None), job.instance != but)
+        .order_by(job.id)
+        .limit(1)
+    )
+    found = connection.execute(query).first()
+    if found is None:
+        return None
+    alive = found.stopped_at is None and found.succeeded_by is None and found.heartbeat_at > silent_since
+    return OtherOwner(found.id, found.advertise_url, alive)
+
+
 def list_instances(connection: sa.Connection) -> list[Instance]:
     """Every instance that was ever entered, the oldest first."""
     row = instance.c
@@ -134,20 +176,20 @@ def take_over(
         ).first()
         if won is None:
             return None
-        for table in (dispatched_job, cluster_attempt):
-            connection.execute(
-                table.update()
-                .where(table.c.instance == dead_id, table.c.finished_at.is_(None))
-                .values(instance=successor_id)
-            )
-    attempts, abandoned = _close_unstarted(connection, successor_id, now=now)
+    # While they still name the dead one: what a living successor prepares itself is not touched.
+    attempts, abandoned = _close_unstarted(connection, dead_id, now=now)
     # Its clock ran in the memory of who held it: the next planning pass reserves again.
-    reserved = cluster_reservation.c.instance
-    connection.execute(cluster_reservation.delete().where(reserved.in_((dead_id, successor_id))))
-    open_job = dispatched_job.c
-    mine = sa.select(open_job.id).where(open_job.instance == successor_id, open_job.finished_at.is_(None))
-    assignments = connection.scalars(mine.order_by(open_job.id)).all()
-    return TakeOver(tuple(assignments), attempts, abandoned)
+    connection.execute(cluster_reservation.delete().where(cluster_reservation.c.instance == dead_id))
+    moved = [
+        connection.scalars(
+            table.update()
+            .where(table.c.instance == dead_id, table.c.finished_at.is_(None))
+            .values(instance=successor_id)
+            .returning(table.c.id)
+        ).all()
+        for table in (dispatched_job, cluster_attempt)
+    ]
+    return TakeOver(tuple(sorted(moved[0])), attempts, abandoned)
 
 
 def _close_unstarted(
