@@ -1,8 +1,11 @@
 """The spool keeps a prefix of the output, whatever the sizes, and never lets the writer wait."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from gradient_worker.runner.spool import Spool
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +40,26 @@ def test_who_still_holds_the_pipe_is_not_waited_for(tmp_path: Path) -> None:
     spool.finish(2.0)
     os.close(held)
     assert (tmp_path / "log").read_bytes() == b"last words"
+
+
+def test_a_full_disk_without_splice_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(str(tmp_path / "log"), None, 1.0)
+    os.write(spool.write_fd, b"0123456789")
+
+    def refuse(number: int) -> Callable[..., int]:
+        def fail(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "splice", refuse(errno.EINVAL))
+        broken.setattr(os, "write", refuse(errno.ENOSPC))
+        assert spool.drain(2.0)
+    os.write(spool.write_fd, b"more")
+    assert spool.drain(3.0)
+    spool.finish(4.0)
+    assert (spool.kept, spool.discarded) == (0, 14)
 
 
 @settings(max_examples=40, deadline=None)

@@ -175,7 +175,11 @@ class Service:
             self._selector.unregister(fd)
 
     def _on_connect(self) -> None:
-        connected, _ = self._listener.accept()
+        try:
+            connected, _ = self._listener.accept()
+        except OSError as error:  # gone again, or no descriptor is left: no build must end for that
+            say(f"a connection could not be taken: {error}")
+            return
         _, uid, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         allowed = uid in (0, os.getuid(), self._host.agent_uid)
         if not allowed or len(self._connections) >= _CONNECTIONS_MAX:

@@ -90,7 +90,7 @@ class Spool:
         except OSError as error:
             if self._splices and error.errno == errno.EINVAL:
                 self._splices = False  # a file system that cannot take pages: copy instead
-                return self._copy(room)
+                return self._move()
             # A full or broken disk must not stop the build; the agent sees that the log is truncated.
             os.close(self._file_fd)
             self._file_fd = -1
