@@ -91,8 +91,12 @@ def append_peer(file: Path, peers_line: str) -> None:
 def _write_private(file: Path, text: str) -> None:
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as opened:  # noqa: PTH123 - made with its mode
-        opened.write(text)
-        opened.flush()
-        os.fsync(descriptor)
-    beside.replace(file)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as opened:  # noqa: PTH123 - made with its mode
+            opened.write(text)
+            opened.flush()
+            os.fsync(descriptor)
+        beside.replace(file)
+    except BaseException:
+        beside.unlink(missing_ok=True)  # it may hold tokens
+        raise
