@@ -50,6 +50,8 @@ SOCKETS: Final = "cluster"
 MAX_CONNECTIONS: Final = 64
 """Of one member at a time; others wait until one ends."""
 
+ACCEPT_AGAIN_SECS: Final = 0.5
+
 MAX_LINE_BYTES: Final = 512 * 1024
 """64 KiB of payload, every byte of it escaped by six of JSON, and some."""
 
@@ -133,8 +135,18 @@ async def _serve(shop: Workshop, job: Job, member: Member, listener: trio.Socket
     async with trio.open_nursery() as nursery:
         while True:
             await places.acquire()
-            stream = await listener.accept()
+            stream = await _accept(listener)
             nursery.start_soon(_Connection(shop, job, member, stream).run, places)
+
+
+async def _accept(listener: trio.SocketListener) -> trio.SocketStream:
+    """The next connection. A host without free descriptors must not cost the member its build."""
+    while True:
+        try:
+            return await listener.accept()
+        except OSError as error:
+            logger.warning("a connection to a member's socket could not be taken", error=str(error))
+            await trio.sleep(ACCEPT_AGAIN_SECS)
 
 
 class _Connection:
