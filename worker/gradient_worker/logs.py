@@ -36,7 +36,7 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """`worker.log.*`, and the most that one spool file may hold."""
+    """`worker.log.*`: how much of a build's output becomes its log."""
 
     burst_bytes_per_min: int
     sustained_bytes_per_hour: int
