@@ -7,6 +7,7 @@ scheduler gets the worker, and stored aborts are sent again.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import sqlalchemy as sa
 import structlog
 from gradient_protocol.errors import ProtocolError
@@ -107,11 +108,12 @@ def _decide(
 ) -> _Resumed:
     now = services.clock.now()
     opened = open_assignments(connection, instance_id=services.instance_id, worker_id=worker_id)
+    # How much of a log is stored is known to its file; the row learns it here and at the end.
+    log_sizes = {one.assignment_id: services.logs.size(one.assignment_id) for one in opened}
     for assignment in opened:
-        # How much of a log is stored is known to its file; the row learns it here and at the end.
         assignment_id = assignment.assignment_id
         truncated = assignment.log_truncated or services.logs.is_truncated(assignment_id)
-        note_log(connection, assignment_id, services.logs.size(assignment_id), truncated=truncated)
+        note_log(connection, assignment_id, log_sizes[assignment_id], truncated=truncated)
     decision = decide_resume(
         connection,
         worker_id=worker_id,
@@ -122,6 +124,12 @@ def _decide(
         settings=services.graph_settings,
         peaks_mb=peaks_mb,
     )
+    # The file may have less than the row says: a restart forgets what was dropped of a truncated log, a
+    # crash of the host loses what was not synced. The worker goes on from where the file ends.
+    decision.adopted = [
+        msgspec.structs.replace(one, log_offset=min(one.log_offset, log_sizes[one.assignment_id]))
+        for one in decision.adopted
+    ]
     note_worker_seen(connection, worker_id, now=now)
     return _Resumed(
         decision,

@@ -1,5 +1,6 @@
 """Lost connections: what comes back is adopted, what does not is lost after the grace."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,31 @@ async def test_a_job_goes_on_after_a_broken_connection(database: Database, tmp_p
         assert await pool.scalar("SELECT log_bytes FROM dispatched_job") == 23
         status = await pool.scalar("SELECT status FROM evaluation WHERE id = :id", id=evaluation)
         assert status == "Completed"
+
+
+async def test_a_log_goes_on_from_what_its_file_has(sqlite_database: Database, tmp_path: Path) -> None:
+    async with running_pool(sqlite_database, tmp_path) as pool:
+        known = await pool.register("host-a")
+        await pool.submit()
+        common = {
+            "worker_id": known.worker_id,
+            "tokens": {known.peer: known.token},
+            "incarnation": "one",
+        }
+        async with connected_worker(await pool.stream(), **common) as worker:
+            job = await accepted(pool, worker)
+            await log(worker, job.assignment_id, 0, b"first line\n")
+        again = {"running": [resumed(job, 0)], "expect_resume": False, **common}
+        async with connected_worker(await pool.stream(), **again) as worker:
+            assert (await worker.expect(server.ResumeAck)).adopted[0].log_offset == 11
+        # What a crash of the server's host leaves of a file that was not synced.
+        (file,) = tmp_path.rglob(f"{job.assignment_id}.log")
+        os.truncate(file, 0)
+        pool.services.logs.close()
+        async with connected_worker(await pool.stream(), **again) as worker:
+            assert (await worker.expect(server.ResumeAck)).adopted[0].log_offset == 0
+            await log(worker, job.assignment_id, 0, b"first line\n")
+        assert pool.services.logs.read(job.assignment_id, 0, 100) == b"first line\n"
 
 
 async def test_what_a_worker_does_not_list_is_given_to_another(
