@@ -73,6 +73,8 @@ class LogStore:
             self._root.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._logs: collections.OrderedDict[str, _Log] = collections.OrderedDict()
+        # Of truncated logs that are not open: the size, which their files do not tell.
+        self._truncated: dict[str, int] = {}
 
     def append(self, assignment_id: str, offset: int, data: bytes, *, compressed: bool = True) -> int:
         """Stores one chunk, a zstd frame (or plain bytes), that starts at the plain `offset`.
@@ -106,14 +108,7 @@ class LogStore:
         """Whether something of the log was dropped since this store was opened; the row remembers longer."""
         with self._lock:
             log = self._logs.get(assignment_id)
-            return log is not None and log.truncated
-
-    def mark_truncated(self, assignment_id: str, size: int) -> None:
-        """After a restart: the row says that the log is truncated and was acknowledged up to `size`."""
-        with self._lock:
-            log = self._open(assignment_id)
-            log.truncated = True
-            log.size = max(log.size, size)
+            return assignment_id in self._truncated if log is None else log.truncated
 
     def read(self, assignment_id: str, offset: int, limit: int) -> bytes:
         """Up to `limit` plain bytes from `offset` on; b"" where nothing is stored."""
@@ -140,6 +135,7 @@ class LogStore:
             log = self._logs.pop(assignment_id, None)
             if log is not None:
                 os.close(log.fd)
+            self._truncated.pop(assignment_id, None)
             path = self._path(assignment_id)
             with disk_errors(path):
                 try:
@@ -152,7 +148,7 @@ class LogStore:
         """Closes every file. The store may be used again."""
         with self._lock:
             while self._logs:
-                os.close(self._logs.popitem()[1].fd)
+                self._close_oldest()
 
     def _store(self, assignment_id: str, log: _Log, frame: bytes, plain_size: int) -> None:
         record = _HEADER.pack(len(frame), plain_size) + frame
@@ -189,15 +185,19 @@ class LogStore:
             except BaseException:
                 os.close(fd)
                 raise
+        if assignment_id in self._truncated:
+            log.truncated = True
+            log.size = self._truncated.pop(assignment_id)
         self._logs[assignment_id] = log
-        self._make_room()
+        if len(self._logs) > MAX_OPEN_LOGS:
+            self._close_oldest()
         return log
 
-    def _make_room(self) -> None:
-        # A truncated log stays: its size beyond the file is known in memory only.
-        for name in list(self._logs)[: len(self._logs) - MAX_OPEN_LOGS]:
-            if not self._logs[name].truncated:
-                os.close(self._logs.pop(name).fd)
+    def _close_oldest(self) -> None:
+        name, log = self._logs.popitem(last=False)
+        os.close(log.fd)
+        if log.truncated:
+            self._truncated[name] = log.size
 
     def _read_record(self, assignment_id: str, log: _Log, at: int) -> bytes:
         with disk_errors(self._path(assignment_id)):

@@ -142,10 +142,7 @@ def test_a_full_disk_truncates_the_log_and_blocks_nobody(
     assert store.is_truncated(ID)
     assert store.append(ID, 15, frame(b"dropped too\n")) == 27
     assert store.read(ID, 0, 100) == b"stored\n"
-    later = LogStore(tmp_path)
-    assert later.size(ID) == 7
-    later.mark_truncated(ID, 27)
-    assert later.append(ID, 27, frame(b"more\n")) == 32
+    assert LogStore(tmp_path).size(ID) == 7
 
 
 def test_a_log_has_a_largest_size(tmp_path: Path) -> None:
@@ -169,6 +166,23 @@ def test_few_files_are_open_however_many_logs_there_are(
     for number in range(50):
         assert store.append(f"log-{number}", 1, frame(b"y")) == 2
     assert store.read("log-0", 0, 10) == b"xy"
+
+
+def test_truncated_logs_are_closed_like_others_and_stay_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_OPEN_LOGS", 4)
+    store = LogStore(tmp_path, max_log_bytes=1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(50):
+        assert store.append(f"log-{number}", 0, frame(b"xy")) == 2
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+    for number in range(50):
+        assert store.is_truncated(f"log-{number}")
+        assert store.size(f"log-{number}") == 2
+        assert store.append(f"log-{number}", 2, frame(b"z")) == 3
+    assert store.delete("log-0")
+    assert not store.is_truncated("log-0")
 
 
 @given(
