@@ -325,9 +325,12 @@ class Uploads:
         while True:
             await trio.sleep(_LOOK_EVERY_SECS)
             now = self._now()
-            for upload in list(self._active.values()):
+            for request_id, upload in list(self._active.items()):
                 idle_secs = now - upload.last_byte_at
-                if upload.writer is not None and not upload.finishing and idle_secs >= TRANSFER_STALL_SECS:
+                if upload.writer is None or upload.finishing or idle_secs < TRANSFER_STALL_SECS:
+                    continue
+                # While another was given up, it may have ended, or gone on in another session.
+                if self._active.get(request_id) is upload:
                     await self._stalled(upload)
             self._carry_out(self._admission.expire(now))
             for request_id in await self._rows.expired():
