@@ -26,11 +26,6 @@ class Door:
         self._open = 0
         self._complained_at = -_COMPLAIN_EVERY_SECS
 
-    @property
-    def open_connections(self) -> int:
-        """Connections of whatever state."""
-        return self._open
-
     async def run(
         self, listeners: list[trio.abc.Listener[trio.abc.Stream]], connections: trio.Nursery
     ) -> None:

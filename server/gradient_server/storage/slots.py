@@ -15,7 +15,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class FairSlots(Generic[Owner, Item]):
-    """`ask`, `release` and `drop` change it; `start` says what may begin now.
+    """`ask` and `release` change it; `start` says what may begin now.
 
     An item is waiting or running from `ask` to `release`, and is known by its owner and itself.
     """
@@ -29,10 +29,6 @@ class FairSlots(Generic[Owner, Item]):
     def running(self) -> int:
         """Slots in use."""
         return len(self._running)
-
-    def waiting_of(self, owner: Owner) -> int:
-        """How much of an owner waits."""
-        return len(self._waiting.get(owner, ()))
 
     def ask(self, owner: Owner, item: Item) -> None:
         """Put it in line."""
@@ -60,7 +56,3 @@ class FairSlots(Generic[Owner, Item]):
             items.remove(item)
             if not items:
                 del self._waiting[owner]
-
-    def drop(self, owner: Owner) -> None:
-        """The owner is gone with all it waited for. What runs is released by its own end."""
-        self._waiting.pop(owner, None)

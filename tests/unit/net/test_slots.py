@@ -19,7 +19,7 @@ def test_owners_are_served_in_turn() -> None:
 
 @given(
     st.integers(1, 4),
-    st.lists(st.tuples(st.sampled_from(["ask", "release", "drop"]), st.integers(0, 2), st.integers(0, 5))),
+    st.lists(st.tuples(st.sampled_from(["ask", "release"]), st.integers(0, 2), st.integers(0, 5))),
 )
 def test_slots_are_bounded_and_all_is_served(count: int, steps: list[tuple[str, int, int]]) -> None:
     slots = FairSlots[int, tuple[int, int]](count)
@@ -35,9 +35,6 @@ def test_slots_are_bounded_and_all_is_served(count: int, steps: list[tuple[str, 
             released = sorted(running)[which % len(running)]
             running.discard(released)
             slots.release(*released)
-        elif step == "drop":
-            slots.drop(owner)
-            waiting.pop(owner, None)
         for started_owner, item in slots.start():
             assert waiting[started_owner].pop(0) == item
             running.add((started_owner, item))
