@@ -76,6 +76,10 @@ class Api:
         """What the server answers to `body`."""
         return self._call("POST", path, body=body or {})
 
+    def put(self, path: str, body: Json) -> Json:
+        """What the server answers to `body`, put at `path`."""
+        return self._call("PUT", path, body=body)
+
     def find(self, path: str, **query: str | int | None) -> Json | None:
         """The JSON at `path`, None where the server knows nothing there."""
         with self._errors():

@@ -21,9 +21,11 @@ app = typer.Typer(
     help="Submit builds to a pool and ask what became of them.",
 )  # fmt: skip
 project_app = typer.Typer(no_args_is_help=True, help="Projects: who shares workers and keys.")
+task_app = typer.Typer(no_args_is_help=True, help="Tasks of a project, and their limits.")
 worker_app = typer.Typer(no_args_is_help=True, help="The hosts that work.")
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 app.add_typer(project_app, name="project")
+app.add_typer(task_app, name="task")
 app.add_typer(worker_app, name="worker")
 app.add_typer(key_app, name="key")
 app.add_typer(cluster_app, name="cluster")
@@ -146,6 +148,30 @@ def project_create(name: str, as_json: JsonFlag = False) -> None:
 def project_list(as_json: JsonFlag = False) -> None:
     """List the projects."""
     _read("/projects", output.print_projects, as_json)
+
+
+@task_app.command("list")
+def task_list(
+    project: Annotated[str, typer.Option(help="The project they belong to.")] = "default",
+    as_json: JsonFlag = False,
+) -> None:
+    """List a project's tasks and their limits."""
+    _read(f"/projects/{project}/tasks", output.print_tasks, as_json)
+
+
+@task_app.command("limit")
+def task_limit(
+    name: str,
+    project: Annotated[str, typer.Option(help="The project it belongs to.")] = "default",
+    max_concurrent: Annotated[
+        int | None, typer.Option(min=1, help="Unfinished evaluations at once; without it, any number.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for each evaluation's job.")] = None,
+) -> None:
+    """Limit the evaluations of a task; what is not given is lifted."""
+    limits = {"max_concurrent_evaluations": max_concurrent, "evaluation_timeout_secs": timeout}
+    with Api.from_environment() as api:
+        api.put(f"/projects/{project}/tasks/{name}", limits)
 
 
 @worker_app.command("register")

@@ -16,6 +16,7 @@ __all__ = [
     "print_json",
     "print_projects",
     "print_status",
+    "print_tasks",
     "print_why",
     "print_workers",
 ]
@@ -73,6 +74,15 @@ def print_projects(answer: Json) -> None:
     """One name a line."""
     for project in answer["projects"]:
         _line(project["name"])
+
+
+def print_tasks(answer: Json) -> None:
+    """One task a line, with its limits."""
+    for task in answer["tasks"]:
+        most, timeout = task["max_concurrent_evaluations"], task["evaluation_timeout_secs"]
+        limits = [f"at most {most} at once"] if most is not None else []
+        limits += [f"{timeout:g} s each"] if timeout is not None else []
+        _line(f"{task['name']}: {', '.join(limits) or 'no limits'}")
 
 
 def print_workers(workers: list[Json]) -> None:

@@ -20,6 +20,7 @@ from gradient_server.web import (
     projects,
     sources,
     status,
+    tasks,
     workers,
 )
 from gradient_server.web.errors import ErrorAnswer, install_errors
@@ -53,7 +54,7 @@ def create_app(services: Services) -> FastAPI:
     for code in (401, 403, 404, 409, 422):
         refusals[code] = {"model": ErrorAnswer}
     api = APIRouter(prefix=API, responses=refusals)
-    for part in (projects, workers, sources, evaluations, jobs, clusters, status):
+    for part in (projects, tasks, workers, sources, evaluations, jobs, clusters, status):
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(health.router)

@@ -34,6 +34,30 @@ async def test_a_new_key_works_for_its_project(site: Site) -> None:
     assert "gradient project list" in unknown.json()["error"]
 
 
+async def test_a_tasks_limit_holds_evaluations_back_and_lets_them_in(site: Site) -> None:
+    async def waiting() -> int:
+        return int((await site.reader.get("/status")).json()["queue"]["Eval"])
+
+    body = {"project": "mine", "task": "nightly", "source": {"type": "Git", "url": "https://example.org/x"}}
+    for _ in range(3):
+        assert (await site.client.post("/evaluations", json={**body, "attrs": []})).status_code == 201
+    assert await waiting() == 3
+    limited = await site.client.put(
+        "/projects/mine/tasks/nightly", json={"max_concurrent_evaluations": 1, "evaluation_timeout_secs": 60}
+    )
+    assert limited.json() == {
+        "name": "nightly",
+        "max_concurrent_evaluations": 1,
+        "evaluation_timeout_secs": 60.0,
+    }
+    assert await waiting() == 1
+    assert (await site.reader.get("/projects/mine/tasks")).json()["tasks"] == [limited.json()]
+    assert (await site.client.put("/projects/mine/tasks/nightly", json={})).status_code == 200
+    assert await waiting() == 3
+    wrong = await site.client.put("/projects/mine/tasks/nightly", json={"max_concurrent_evaluations": 0})
+    assert wrong.status_code == 422
+
+
 async def test_the_peers_line_carries_the_token_that_was_registered(site: Site) -> None:
     worker_id = "01a2358b-35e3-7f18-9fd2-d9984cd179fa"
     made = await site.client.post(
