@@ -14,7 +14,7 @@ import zstandard
 from gradient_protocol.codec import Side
 from gradient_protocol.connection import Connection
 from gradient_protocol.errors import ProtocolError, SessionClosed
-from gradient_protocol.handshake import HandshakeOutcome, handshake_as_worker
+from gradient_protocol.handshake import HandshakeOutcome, Rejected, handshake_as_worker
 from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import JobKind, ResumeState, UploadOutcome
 from gradient_protocol.limits import MAX_CHUNK_DATA, PROTO_VERSION
@@ -22,12 +22,20 @@ from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
 from gradient_protocol.messages.common import Message
 
-__all__ = ["FakeWorker", "JobScript", "connected_worker", "nar_of", "work"]
+__all__ = ["FakeWorker", "JobScript", "RefusedError", "connected_worker", "nar_of", "work"]
 
 M = TypeVar("M", bound=Message)
 JobScript = Callable[["FakeWorker", server.AssignJob], Awaitable[None]]
 
 BUILDS_AND_EVALUATES = shapes.Capabilities(fetch=True, eval=True, build=True, zstd=True)
+
+
+class RefusedError(AssertionError):
+    """The server refused the handshake; `outcome` says why."""
+
+    def __init__(self, outcome: Rejected) -> None:
+        super().__init__(str(outcome))
+        self.outcome = outcome
 
 
 class FakeWorker:
@@ -204,7 +212,8 @@ async def connected_worker(
         await nursery.start(connection.run)
         try:
             outcome = await handshake_as_worker(connection, hello, tokens)
-            assert isinstance(outcome, HandshakeOutcome), outcome
+            if not isinstance(outcome, HandshakeOutcome):
+                raise RefusedError(outcome)
             fake = FakeWorker(connection, outcome, ids)
             nursery.start_soon(fake.read_forever)
             fake.send(capabilities_of(builds, evaluations, features, zone))
