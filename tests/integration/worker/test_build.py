@@ -1,7 +1,9 @@
 """A real agent and its real runner build what a scripted server assigns."""
 
 import hashlib
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -343,11 +345,21 @@ T
         assert output.products == [product]
 
 
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user of the host may enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
 async def test_a_fixed_output_is_downloaded(
-    rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path
+    rig: Rig, assign: Assign, nursery: trio.Nursery, public: Path
 ) -> None:
-    file = tmp_path / "file"
+    file = public / "file"
     file.write_bytes(b"downloaded\n")
+    file.chmod(0o644)
     sha256 = hashlib.sha256(b"downloaded\n").hexdigest()
     fixed = shapes.FixedOutput(url=file.as_uri(), sha256=sha256)
     async with rig.agent():
@@ -362,6 +374,29 @@ async def test_a_fixed_output_is_downloaded(
         failed = await session.expect(w.JobFailed)
         assert failed.kind is FailureKind.PERMANENT
         assert sha256 in failed.error
+
+
+@pytest.mark.parametrize("kept_by", ["the file", "its directory", "its kind"])
+async def test_what_others_may_not_read_is_no_download(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, public: Path, kept_by: str
+) -> None:
+    inner = public / "inner"
+    inner.mkdir(mode=0o700 if kept_by == "its directory" else 0o755)
+    file = inner / "secret"
+    if kept_by == "its kind":
+        os.mkfifo(file)
+    else:
+        file.write_bytes(b"secret\n")
+    file.chmod(0o600 if kept_by == "the file" else 0o644)
+    link = public / "link"
+    link.symlink_to(file)
+    fixed = shapes.FixedOutput(url=link.as_uri(), sha256="0" * 64)
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        session.send(assign("", command=[], fixed_output=fixed))
+        failed = await session.expect(w.JobFailed)
+        assert failed.kind is FailureKind.PERMANENT
+        assert "no file that every user of the host may read" in failed.error
 
 
 async def test_metrics_come_from_the_cgroup_or_are_unknown(

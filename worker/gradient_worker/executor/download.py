@@ -1,10 +1,14 @@
 """Downloads the file of a `fixed_output` (messages.md, Shapes, Job), whose SHA-256 the job names.
 
-`file:`, `http:` and `https:` URLs. What can be another minute's luck (a server that does not answer) is
-Transient; what will be the same next time (a wrong hash, a file that is not there) is Permanent.
+`http:` and `https:` URLs, and `file:` for what every user of the host may read: the agent could read
+more, its own tokens among it, than the author of a recipe is to see.
+
+What can be another minute's luck (a server that does not answer) is Transient; what will be the same
+next time (a wrong hash, a file that is not there) is Permanent.
 """
 
 import hashlib
+import stat
 import urllib.parse
 from functools import partial
 from pathlib import Path
@@ -53,12 +57,27 @@ async def download_file(
 
 
 def _copy(url: str, target: Path, hasher: "hashlib._Hash") -> int | Failure:
-    source = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
     try:
-        with source.open("rb") as opened, target.open("wb") as written:
-            return _pour(opened, written, hasher)
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        return failure(FailureKind.PERMANENT, f"cannot download {url}: {error.strerror}")
+        # Resolved, so that what is judged is what is opened.
+        source = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).resolve(strict=True)
+        if not _is_for_everybody(source):
+            text = f"cannot download {_shown(url)}: it is no file that every user of the host may read"
+            return failure(FailureKind.PERMANENT, text)
+        opened = source.open("rb")
+    except (OSError, RuntimeError, ValueError) as error:  # none there, symlinks in a circle, a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        return failure(FailureKind.PERMANENT, f"cannot download {_shown(url)}: {reason}")
+    with opened, target.open("wb") as written:
+        return _pour(opened, written, hasher)
+
+
+def _is_for_everybody(file: Path) -> bool:
+    mode = file.stat().st_mode
+    return (
+        stat.S_ISREG(mode)
+        and bool(mode & stat.S_IROTH)
+        and all(parent.stat().st_mode & stat.S_IXOTH for parent in file.parents)
+    )
 
 
 def _pour(source: IO[bytes], target: IO[bytes], hasher: "hashlib._Hash") -> int:
