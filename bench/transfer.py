@@ -216,9 +216,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024, help="MiB of files a case")
     parser.add_argument("--at-once", default="1,4,16", help="how many paths they are divided into")
+    parser.add_argument("--dir", help="where to put the files: on tmpfs the disk's own cost stays out")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gradient-bench-") as base:
+    with tempfile.TemporaryDirectory(prefix="gradient-bench-", dir=options.dir) as base:
         try:
             measure(Path(base), options)
         finally:
