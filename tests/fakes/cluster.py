@@ -10,11 +10,11 @@ from gradient_protocol.messages.server import AbortCluster, AssignJob, StartClus
 from gradient_protocol.messages.shapes import Job
 from gradient_protocol.messages.worker import AssignJobResponse
 from gradient_server.cluster.runner import ClusterRunner
-from gradient_server.cluster.settings import ClusterSettings
+from gradient_server.cluster.settings import SURVIVORS_SECS, ClusterSettings
 from gradient_server.cluster.store import MemberClaim
 from gradient_server.cluster.verdict import MemberReport, MemberState, Verdict, decide
 from gradient_server.db.queries.signals import StoredSignal
-from gradient_server.domain.cluster import ClusterInfo, MemberInfo
+from gradient_server.domain.cluster import ClusterInfo, MemberInfo, OpenAttempt, OpenMember, StoppingAttempt
 from gradient_server.domain.events import (
     AssignmentClosed,
     ClusterChanged,
@@ -26,7 +26,9 @@ from gradient_server.domain.events import (
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import AttemptOutcome, ClusterStatus
 
-from tests.fakes.scheduler import START, FakeClaimStore, World, build, wire_job
+from tests.fakes.scheduler import START, FakeClaimStore, SteppedClock, World, build, wire_job
+
+_FINAL = (ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED)
 
 __all__ = ["ClusterWorld", "FakeClusterStore", "cluster_info"]
 
@@ -65,6 +67,8 @@ class FakeAttempt:
     started: bool = False
     outcome: AttemptOutcome | None = None
     reports: dict[str, MemberState] = field(default_factory=dict)
+    closed_at: float | None = None
+    survivors_until: float | None = None
 
 
 class FakeClusterStore:
@@ -73,8 +77,9 @@ class FakeClusterStore:
     instance_id = "instance-1"
     is_shared = True
 
-    def __init__(self, jobs: FakeClaimStore) -> None:
+    def __init__(self, jobs: FakeClaimStore, clock: SteppedClock) -> None:
         self._jobs = jobs
+        self._clock = clock
         self.clusters: dict[str, ClusterInfo] = {}
         self.pending: dict[str, PendingJob] = {}
         self.attempts: dict[str, FakeAttempt] = {}
@@ -88,8 +93,44 @@ class FakeClusterStore:
         return [a for a in self.attempts.values() if a.cluster_id == cluster_id and a.outcome is None]
 
     async def load(self, cluster_ids: Sequence[str] | None) -> list[ClusterInfo]:
-        """As they are."""
-        return [info for key, info in self.clusters.items() if cluster_ids is None or key in cluster_ids]
+        """As they are; None: those that have not ended."""
+        wanted = [
+            info
+            for key, info in self.clusters.items()
+            if (info.status not in _FINAL if cluster_ids is None else key in cluster_ids)
+        ]
+        return [self._with_attempts(info) for info in wanted]
+
+    def _with_attempts(self, info: ClusterInfo) -> ClusterInfo:
+        last = next((a for a in reversed(self.attempts.values()) if a.cluster_id == info.id), None)
+        if last is None:
+            return info
+        members = tuple(
+            OpenMember(
+                assignment_id=one.assignment_id,
+                job_key=one.member.job_key,
+                worker_id=one.worker_id,
+                accepted=last.started,
+                report_stored=one.assignment_id in last.reports,
+            )
+            for one in last.claims
+        )
+        if last.outcome is None:
+            started_at = START if last.started else None
+            found = OpenAttempt(
+                id=last.id,
+                instance_id=self.instance_id,
+                created_at=START,
+                started_at=started_at,
+                members=members,
+            )
+            return replace(info, open_attempt=found)
+        if last.survivors_until is None:
+            return info
+        stopping = StoppingAttempt(
+            id=last.id, instance_id=self.instance_id, until=last.survivors_until, members=members
+        )
+        return replace(info, stopping_attempt=stopping)
 
     async def worker_names(self, worker_ids: Sequence[str]) -> dict[str, str]:
         """As the fake workers are called."""
@@ -156,6 +197,8 @@ class FakeClusterStore:
             info = replace(self.clusters[attempt.cluster_id], status=ClusterStatus.QUEUED)
             self.clusters[info.id] = info
             events = self._close(attempt, AttemptOutcome.FAILED, requeue=True)
+            if len(attempt.reports) < len(attempt.claims):
+                attempt.survivors_until = self._clock.now() + SURVIVORS_SECS
             return [ClusterChanged(info.id, info.status), ClusterQueued(info), *events]
         done = verdict is Verdict.COMPLETE
         outcome = AttemptOutcome.SUCCEEDED if done else AttemptOutcome.FAILED
@@ -172,6 +215,7 @@ class FakeClusterStore:
     def _close(self, attempt: FakeAttempt, outcome: AttemptOutcome, *, requeue: bool) -> list[Event]:
         assert attempt.outcome is None, "an attempt has one outcome"
         attempt.outcome = outcome
+        attempt.closed_at = self._clock.monotonic()
         events: list[Event] = []
         for one in attempt.claims:
             job = self.pending[one.member.job_key]
@@ -197,6 +241,10 @@ class FakeClusterStore:
                     attempt.reports.setdefault(assignment_id, state)
                 return [MemberReported(attempt.id, assignment_id)]
         return []
+
+    async def survivors_ended(self, attempt_id: str) -> None:
+        """The cluster may be tried again anywhere."""
+        self.attempts[attempt_id].survivors_until = None
 
     async def signals_after(
         self, attempt_id: str, n: int, role: str, index: int, *, limit: int
@@ -231,7 +279,7 @@ class ClusterWorld(World):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.clusters = FakeClusterStore(self.store)
+        self.clusters = FakeClusterStore(self.store, self.clock)
         self.runner = ClusterRunner(
             scheduler=self.scheduler,
             store=self.clusters,
@@ -240,6 +288,25 @@ class ClusterWorld(World):
             ids=self.scheduler.dispatcher._ids,
             settings=self.cluster_settings,
         )
+
+    async def restarted(self) -> "ClusterWorld":
+        """The server died and was started again: memory is gone, the database stays, nobody is connected."""
+        after = type(self)(policy=self.policy, settings=self.settings, seed=self.seed + 1)
+        after.clock.passed = self.clock.passed
+        after.store.__dict__.update(queued=self.store.queued, open=self.store.open, jobs=self.store.jobs)
+        rows = after.clusters
+        rows.clusters, rows.attempts, rows.pending = (
+            self.clusters.clusters,
+            self.clusters.attempts,
+            self.clusters.pending,
+        )
+        for cluster_id in rows.clusters:
+            for attempt in rows.open_attempts(cluster_id):
+                # It takes itself over: what had not started is closed.
+                await rows.fail_prepare(attempt.id, "the server stopped before the start")
+        await after.runner.load()
+        after.scheduler.load(list(after.store.queued.values()))
+        return after
 
     def submit(self, info: ClusterInfo, **changes: object) -> ClusterInfo:
         """The cluster and all its members are queued."""

@@ -257,6 +257,8 @@ class World:
 
     policy: ScoringPolicy = field(default_factory=lambda: policy_by_name("resource-aware"))
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
+    # Of the ids that it makes.
+    seed: int = 1
 
     def __post_init__(self) -> None:
         self.clock = SteppedClock()
@@ -267,7 +269,7 @@ class World:
             store=self.store,
             bus=self.bus,
             clock=self.clock,
-            ids=IdSource.seeded(1, self.clock.now),
+            ids=IdSource.seeded(self.seed, self.clock.now),
             settings=self.settings,
             policy=self.policy,
         )

@@ -10,7 +10,12 @@ from gradient_server.clock import Clock
 from gradient_server.cluster.store import MemberClaim
 from gradient_server.cluster.verdict import Verdict
 from gradient_server.db.queries.claims import Claim, accept_assignment
-from gradient_server.db.queries.clusters import ClusterClaim, claim_cluster, start_cluster_attempt
+from gradient_server.db.queries.clusters import (
+    ClusterClaim,
+    claim_cluster,
+    note_survivors_ended,
+    start_cluster_attempt,
+)
 from gradient_server.db.queries.reservations import (
     Reservation,
     clear_reservation,
@@ -148,6 +153,10 @@ class DatabaseClusterStore:
             return (None, []) if settlement is None else (settlement.verdict, settlement.events)
 
         return await self._database.run(work)
+
+    async def survivors_ended(self, attempt_id: str) -> None:
+        """Nobody waits for members of the closed attempt any more."""
+        await self._database.run(lambda connection: note_survivors_ended(connection, attempt_id))
 
     async def signals_after(
         self, attempt_id: str, n: int, role: str, index: int, *, limit: int

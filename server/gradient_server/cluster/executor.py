@@ -202,6 +202,8 @@ class Executor:
                 events = await self._store.fail_prepare(attempt.id, instruction.reason)
                 self.feed(attempt, e.PrepareClosed())
                 self._bus.publish(events)
+            elif isinstance(instruction, i.PersistSurvivorsEnded):
+                await self._store.survivors_ended(attempt.id)
             else:
                 verdict, events = await self._store.settle(attempt.id, dict(instruction.lost))
                 self.feed(attempt, e.Undecided() if verdict is None else e.Settled(verdict))

@@ -1,6 +1,6 @@
 """What the machine wants done, as data: one runner executes it and feeds the results back as events.
 
-Each Persist is one transaction, and its result comes as one of the events named with it.
+Each Persist is one transaction, and its result comes as one of the events named with it, if there are any.
 """
 
 import enum
@@ -14,6 +14,7 @@ __all__ = [
     "PersistClaim",
     "PersistPrepareFailed",
     "PersistStart",
+    "PersistSurvivorsEnded",
     "PersistVerdict",
     "Release",
     "SendAbort",
@@ -70,6 +71,11 @@ class PersistVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class PersistSurvivorsEnded:
+    """Other instances may try the cluster again. Nothing waits for it, and no event comes of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SendAssign:
     """AssignJob with `cluster` to the member's session."""
 
@@ -119,5 +125,5 @@ class Finish:
     reason: str
 
 
-Persist = PersistClaim | PersistStart | PersistPrepareFailed | PersistVerdict
+Persist = PersistClaim | PersistStart | PersistPrepareFailed | PersistVerdict | PersistSurvivorsEnded
 Instruction = Persist | SendAssign | SendStart | SendAbort | Release | StartTimer | StopTimer | Finish

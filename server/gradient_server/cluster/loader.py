@@ -7,6 +7,7 @@ import trio
 from gradient_server.clock import Clock
 from gradient_server.cluster.attempts import Attempts
 from gradient_server.cluster.book import ClusterBook
+from gradient_server.cluster.recovery import stops_at
 from gradient_server.cluster.settings import REFRESH_SECS
 from gradient_server.cluster.store import ClusterStore
 from gradient_server.domain.events import JobUnqueued
@@ -61,6 +62,9 @@ class ClusterLoader:
                 self._forget(cluster_id)
         now = self._clock.monotonic()
         for info in infos.values():
+            # While survivors of the last try stop at another instance, the cluster is that one's to repeat.
+            if stops_at(info, self._clock.now()) not in (None, self._store.instance_id):
+                continue
             if info.open_attempt is None and self._attempts.of_cluster(info.id) is None:
                 self._book.learn(info, now)
                 for member in self._book.clusters[info.id].absent():

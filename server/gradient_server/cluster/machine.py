@@ -53,6 +53,7 @@ class AttemptMachine:
         self.verdict: Verdict | None = None
         self.reason = ""
         self._told = False
+        self._survivors = False
         self._losses: dict[str, str] = {}
         self._weighed: frozenset[tuple[str, Seat]] = frozenset()
         self._ending = i.Ending.FINAL
@@ -68,6 +69,25 @@ class AttemptMachine:
         machine.state = AttemptState.RUNNING
         machine.started = machine._told = True
         out: list[i.Instruction] = []
+        machine._follow(out)
+        return machine, out
+
+    @classmethod
+    def stopping(
+        cls, attempt_id: str, seats: Mapping[str, Seat]
+    ) -> tuple["AttemptMachine", list[i.Instruction]]:
+        """An attempt that was closed to be repeated, as the database has it: Stopping or Ended members.
+
+        Whoever has them is told at its resume, which drops what is closed.
+        """
+        machine = cls(attempt_id, seats)
+        machine.seats = dict(seats)
+        machine.state = AttemptState.ENDING
+        machine.started = machine._told = True
+        machine.verdict, machine._ending = Verdict.RETRY, i.Ending.RETRY
+        machine.reason = f"the attempt was decided: {Verdict.RETRY}"
+        machine._survivors = True
+        out: list[i.Instruction] = [i.StartTimer(i.Timer.SURVIVORS)]
         machine._follow(out)
         return machine, out
 
@@ -200,7 +220,8 @@ class AttemptMachine:
         if self._told:
             out += [i.SendAbort(member, self.reason) for member, seat in known.items() if seat in _TO_BE_TOLD]
         out += [i.Release(member, unsent=not self._told) for member in known]
-        if Seat.STOPPING in self.seats.values():
+        self._survivors = Seat.STOPPING in self.seats.values()
+        if self._survivors:
             out.append(i.StartTimer(i.Timer.SURVIVORS))
 
     def _finish(self, before: AttemptState, out: list[i.Instruction]) -> None:
@@ -208,6 +229,8 @@ class AttemptMachine:
             out.append(i.StopTimer())
         else:
             out += [i.Release(member, unsent=True) for member in self.seats]
+        if self._survivors and self._ending is i.Ending.RETRY:
+            out.append(i.PersistSurvivorsEnded())
         out.append(i.Finish(self._ending, self.reason))
 
     def _tell(self, event: e.Event, outcome: str) -> None:

@@ -19,32 +19,30 @@ from gradient_server.cluster import events as e
 from gradient_server.cluster import instructions as i
 from gradient_server.cluster.attempts import Attempt, Attempts, SeatRecord
 from gradient_server.cluster.book import ClusterBook
-from gradient_server.cluster.dispatch import PlannedAttempt, plan_pass
+from gradient_server.cluster.continuation import Continuation
+from gradient_server.cluster.dispatch import plan_pass
 from gradient_server.cluster.executor import Executor
 from gradient_server.cluster.floor import Floor
 from gradient_server.cluster.loader import ClusterLoader
-from gradient_server.cluster.machine import AttemptMachine
 from gradient_server.cluster.offers import MemberOffers
-from gradient_server.cluster.recovery import goes_on, recover
 from gradient_server.cluster.reservation import Release
 from gradient_server.cluster.reserver import Reserver
+from gradient_server.cluster.seating import Seating
 from gradient_server.cluster.settings import PASS_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
 from gradient_server.cluster.signals import AdoptedMember, MemberSessions
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.store import ClusterStore
 from gradient_server.cluster.why import ClusterWhy, explain_cluster
-from gradient_server.domain.cluster import ClusterInfo
 from gradient_server.domain.events import (
     Bus,
     ClusterChanged,
     ClusterQueued,
     Event,
-    JobUnqueued,
     MemberReported,
 )
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import ClusterStatus
-from gradient_server.scheduler.model import Assignment, AssignmentState
+from gradient_server.scheduler.model import Assignment
 from gradient_server.scheduler.scheduler import Scheduler
 from gradient_server.scheduler.signal import Signal
 from gradient_server.scheduler.worker import Worker
@@ -79,7 +77,6 @@ class ClusterRunner:
         self._store = store
         self._bus = bus
         self._clock = clock
-        self._ids = ids
         self.settings = settings
         self.book = ClusterBook()
         self.floor = Floor()
@@ -94,6 +91,22 @@ class ClusterRunner:
             scheduler=scheduler,
             store=store,
             executor=self.executor,
+            is_connected=self.floor.__contains__,
+        )
+        self.seating = Seating(
+            book=self.book,
+            floor=self.floor,
+            offers=self.offers,
+            executor=self.executor,
+            scheduler=scheduler,
+            ids=ids,
+        )
+        self.continuation = Continuation(
+            book=self.book,
+            executor=self.executor,
+            scheduler=scheduler,
+            store=store,
+            clock=clock,
             is_connected=self.floor.__contains__,
         )
         self.loader = ClusterLoader(
@@ -119,48 +132,18 @@ class ClusterRunner:
 
     async def load(self) -> None:
         """At start-up, before any session: clusters that have not ended, and attempts that go on."""
-        await self._store.clear_reservation()
-        infos = await self._store.load(None)
-        now = self._clock.monotonic()
-        for info in infos:
-            self.book.learn(info, now)
-        await self._go_on(infos)
+        await self.continuation.load()
 
     async def take_up(self) -> bool:
-        """After this instance succeeded another one: the started attempts that it has now.
+        """After this instance succeeded another one: the attempts that it has now.
 
         False: not all, for a cluster has a seat or a survivor of an earlier attempt here; try again soon.
         """
-        infos = [
-            info
-            for info in await self._store.load(None)
-            if goes_on(info, self._store.instance_id)
-            and info.open_attempt is not None
-            and self.attempts.get(info.open_attempt.id) is None
-        ]
-        free = [info for info in infos if self.attempts.of_cluster(info.id) is None]
-        await self._go_on(free)
-        return len(free) == len(infos)
+        return await self.continuation.take_up()
 
-    async def _go_on(self, infos: Sequence[ClusterInfo]) -> None:
-        going_on = [
-            (info, info.open_attempt)
-            for info in infos
-            if info.open_attempt is not None and goes_on(info, self._store.instance_id)
-        ]
-        workers = [member.worker_id for _, attempt in going_on for member in attempt.members]
-        names = await self._store.worker_names(workers)
-        now, wall_ahead_secs = self._clock.monotonic(), self._clock.now() - self._clock.monotonic()
-        for info, found in going_on:
-            if self.attempts.of_cluster(info.id) is not None:
-                continue
-            for member in info.members:
-                # It was queued here too, where the attempt was another instance's.
-                self._scheduler.on_event(JobUnqueued(member.job_key, "its attempt goes on here"))
-            self.book.learn(info, now)
-            attempt, instructions = recover(info, found, names, wall_ahead_secs=wall_ahead_secs)
-            self.book.adopt(info.id, found.id)
-            self.executor.begin(attempt, instructions)
+    def awaited_workers(self) -> list[str]:
+        """The workers of all attempts under way: those that are not connected have a grace to come back."""
+        return list(dict.fromkeys(seat.worker_id for one in self.attempts for seat in one.seats.values()))
 
     # The scheduler's desk for members
 
@@ -366,61 +349,14 @@ class ClusterRunner:
             self.floor,
             self.desk,
             idle_slots=[(worker, kind) for worker, kind, *_ in self._pool.idle_slots(now)],
-            excluded=self._excluded(now),
+            excluded=self.seating.excluded(now),
             now=now,
             may_reserve=self.reserver.may_reserve(now),
         )
         self.reserver.follow(outcome, before, seats)
         for planned in outcome.attempts:
-            self._take(planned, now)
+            self.seating.take(planned, now)
         self.offers.offer(outcome.unseated, now)
-
-    def _excluded(self, now: float) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for worker in self._pool:
-            for job_key, until in worker.excluded.items():
-                if until > now and job_key in self.book:
-                    found.setdefault(job_key, []).append(worker.id)
-        return found
-
-    def _take(self, planned: PlannedAttempt, now: float) -> None:
-        """The cluster and its seats, in one step; nothing, where a seat went busy since."""
-        attempt_id = self._ids.new()
-        assignments = [
-            Assignment(
-                assignment_id=self._ids.new(),
-                job_id=seat.job.job_id,
-                kind=seat.job.kind,
-                name=seat.job.name,
-                worker_id=seat.worker_id,
-                worker_name=self.floor.info(seat.worker_id).name,
-                state=AssignmentState.CLAIMING,
-                assigned_at=now,
-                job=seat.job,
-                steps=seat.job.steps,
-                missing_nar_size=self.floor.reported_bytes(seat.job.job_id, seat.worker_id),
-                cluster_attempt=attempt_id,
-            )
-            for seat in planned.seats
-        ]
-        if not self._scheduler.take_seats(assignments):
-            return
-        for job in self.book.take(planned.cluster_id, attempt_id, now):
-            self.offers.withdraw(job.job_id)
-        seats = {
-            assignment.assignment_id: SeatRecord(
-                assignment_id=assignment.assignment_id,
-                member=seat.member,
-                worker_id=seat.worker_id,
-                worker_name=assignment.worker_name,
-                endpoint=self.floor.info(seat.worker_id).capabilities.endpoint,
-            )
-            for seat, assignment in zip(planned.seats, assignments, strict=True)
-        }
-        attempt = Attempt(
-            attempt_id, planned.cluster_id, AttemptMachine(attempt_id, seats), seats, planned_at=now
-        )
-        self.executor.begin(attempt, attempt.machine.begin())
 
     def explain(self, cluster_id: str) -> ClusterWhy:
         """Why the cluster waits, or where its attempt stands."""

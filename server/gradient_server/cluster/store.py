@@ -67,6 +67,10 @@ class ClusterStore(Protocol):
         """The verdict and all that follows; None: undecided yet, or closed before. `lost`: why, by id."""
         ...
 
+    async def survivors_ended(self, attempt_id: str) -> None:
+        """Nobody waits for members of the closed attempt any more."""
+        ...
+
     async def signals_after(
         self, attempt_id: str, n: int, role: str, index: int, *, limit: int
     ) -> list[StoredSignal]:

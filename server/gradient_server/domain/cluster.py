@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gradient_server.domain.status import ClusterStatus
 
-__all__ = ["ClusterInfo", "MemberInfo", "OpenAttempt", "OpenMember"]
+__all__ = ["ClusterInfo", "MemberInfo", "OpenAttempt", "OpenMember", "StoppingAttempt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,19 @@ class OpenAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingAttempt:
+    """The last try, closed to be repeated, while members of it stop. `until`: at the latest; wall time.
+
+    `members` of it, in no order; `report_stored` of those that had reported before the close.
+    """
+
+    id: str
+    instance_id: str
+    until: float
+    members: tuple[OpenMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
     """A cluster that has not ended. `members` in the order of the cluster; `attempts` that started."""
 
@@ -57,3 +70,4 @@ class ClusterInfo:
     retry_budget: int
     members: tuple[MemberInfo, ...]
     open_attempt: OpenAttempt | None = None
+    stopping_attempt: StoppingAttempt | None = None

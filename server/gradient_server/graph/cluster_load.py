@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gradient_server.domain.cluster import ClusterInfo, MemberInfo, OpenAttempt, OpenMember
+from gradient_server.domain.cluster import ClusterInfo, MemberInfo, OpenAttempt, OpenMember, StoppingAttempt
 from gradient_server.domain.job import build_key, eval_key
 from gradient_server.domain.status import AssignmentStatus, ClusterStatus
 from gradient_server.graph import sql
@@ -31,10 +31,14 @@ _ATTEMPTS = sql.statement(
     "SELECT t.cluster_job, t.id, t.instance, t.created_at, t.started_at FROM cluster_attempt t"
     " WHERE t.cluster_job IN [ids] AND t.finished_at IS NULL"
 )
+_STOPPING = sql.statement(
+    "SELECT t.cluster_job, t.id, t.instance, t.survivors_until FROM cluster_attempt t"
+    " WHERE t.cluster_job IN [ids] AND t.survivors_until IS NOT NULL ORDER BY t.created_at, t.id"
+)
 _ROWS = sql.statement(
     "SELECT a.cluster_attempt, a.id, a.job_key, a.worker, a.status, a.held_report IS NOT NULL,"
-    " a.abort_requested_at FROM dispatched_job a WHERE a.cluster_attempt IN [ids]"
-    " AND a.finished_at IS NULL ORDER BY a.id"
+    " a.abort_requested_at, a.finished_at FROM dispatched_job a WHERE a.cluster_attempt IN [ids]"
+    " ORDER BY a.id"
 )
 
 
@@ -54,6 +58,7 @@ def load_clusters(connection: sa.Connection, cluster_ids: Sequence[str] | None) 
         if row[7]:
             prioritized.add(row[0])
     attempts = _open_attempts(connection, by_id)
+    stopping = _stopping_attempts(connection, by_id)
     return [
         ClusterInfo(
             id=row[0],
@@ -67,6 +72,7 @@ def load_clusters(connection: sa.Connection, cluster_ids: Sequence[str] | None) 
             retry_budget=row[7],
             members=tuple(members[row[0]]),
             open_attempt=attempts.get(row[0]),
+            stopping_attempt=stopping.get(row[0]),
         )
         for row in rows
     ]
@@ -80,14 +86,42 @@ def _member(row: tuple[Any, ...]) -> MemberInfo:
 
 def _open_attempts(connection: sa.Connection, by_cluster: dict[str, Any]) -> dict[str, OpenAttempt]:
     attempts = sql.run(connection, _ATTEMPTS, by_cluster)
+    members = _rows_of(connection, [row[1] for row in attempts], are_open=True)
+    return {
+        cluster: OpenAttempt(
+            id=attempt,
+            instance_id=instance,
+            created_at=created_at,
+            started_at=started_at,
+            members=members[attempt],
+        )
+        for cluster, attempt, instance, created_at, started_at in attempts
+    }
+
+
+def _stopping_attempts(connection: sa.Connection, by_cluster: dict[str, Any]) -> dict[str, StoppingAttempt]:
+    """Of several the newest: it began once the survivors of those before had ended, or were given up."""
+    newest = {row[0]: row for row in sql.run(connection, _STOPPING, by_cluster)}
+    members = _rows_of(connection, [row[1] for row in newest.values()], are_open=False)
+    return {
+        cluster: StoppingAttempt(id=attempt, instance_id=instance, until=until, members=members[attempt])
+        for cluster, attempt, instance, until in newest.values()
+    }
+
+
+def _rows_of(
+    connection: sa.Connection, attempts: Sequence[str], *, are_open: bool
+) -> dict[str, tuple[OpenMember, ...]]:
+    """The open, or the closed, member rows of each attempt."""
     if not attempts:
         return {}
-    members: dict[str, list[OpenMember]] = {row[1]: [] for row in attempts}
-    parameters = {"ids": sql.array(connection, list(members))}
-    for attempt, assignment, job_key, worker, status, reported, abort_requested_at in sql.run(
-        connection, _ROWS, parameters
+    found: dict[str, list[OpenMember]] = {attempt: [] for attempt in attempts}
+    for attempt, assignment, job_key, worker, status, reported, abort_requested_at, finished_at in sql.run(
+        connection, _ROWS, {"ids": sql.array(connection, attempts)}
     ):
-        members[attempt].append(
+        if (finished_at is None) is not are_open:
+            continue
+        found[attempt].append(
             OpenMember(
                 assignment_id=assignment,
                 job_key=job_key,
@@ -97,13 +131,4 @@ def _open_attempts(connection: sa.Connection, by_cluster: dict[str, Any]) -> dic
                 abort_requested_at=abort_requested_at,
             )
         )
-    return {
-        cluster: OpenAttempt(
-            id=attempt,
-            instance_id=instance,
-            created_at=created_at,
-            started_at=started_at,
-            members=tuple(members[attempt]),
-        )
-        for cluster, attempt, instance, created_at, started_at in attempts
-    }
+    return {attempt: tuple(members) for attempt, members in found.items()}

@@ -11,6 +11,7 @@ from typing import Final
 
 from gradient_protocol.kinds import JobKind
 
+from gradient_server.cluster.settings import SURVIVORS_SECS
 from gradient_server.cluster.verdict import MemberReport, MemberState, Verdict, decide
 from gradient_server.db.queries.uploads import drop_waiting_uploads
 from gradient_server.domain.events import Event, ObjectUnused
@@ -33,8 +34,8 @@ _ENDS: Final = {
 _MAX_REASON_CHARACTERS: Final = 1_000
 
 _CLOSE = sql.statement(
-    "UPDATE cluster_attempt SET finished_at = :now, outcome = :outcome, reason = :reason WHERE id = :id"
-    " AND finished_at IS NULL RETURNING id"
+    "UPDATE cluster_attempt SET finished_at = :now, outcome = :outcome, reason = :reason,"
+    " survivors_until = :survivors_until WHERE id = :id AND finished_at IS NULL RETURNING id"
 )
 _ABORTED_EVALUATIONS = sql.statement(
     "SELECT id FROM evaluation WHERE id IN [ids] AND (status = 'Aborted' OR abort_requested_at IS NOT NULL)"
@@ -97,7 +98,10 @@ def _settle(
     work: Work, attempt: Attempt, members: Sequence[Member], verdict: Verdict, reason: str
 ) -> Settlement | None:
     outcome, status = _ENDS[verdict]
+    survivors = [member.assignment.id for member in members if member.report is None]
+    is_awaited = verdict is Verdict.RETRY and bool(survivors)
     parameters = {
+        "survivors_until": work.now + SURVIVORS_SECS if is_awaited else None,
         "id": attempt.id,
         "outcome": outcome.value,
         "reason": reason[:_MAX_REASON_CHARACTERS],
@@ -118,7 +122,6 @@ def _settle(
     work.events.extend(ObjectUnused(name) for name in dropped)
     if verdict is Verdict.RETRY:
         announce_cluster(work, attempt.cluster)
-    survivors = [member.assignment.id for member in members if member.report is None]
     return Settlement(verdict, reason, work.events, survivors)
 
 

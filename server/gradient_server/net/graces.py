@@ -34,6 +34,11 @@ class Graces:
         self._deadlines[worker_id] = trio.current_time() + self._grace_secs
         self._changed.unpark_all()
 
+    def expect(self, worker_id: str) -> None:
+        """The worker should come; a grace that runs already runs on."""
+        if worker_id not in self._deadlines:
+            self.arm(worker_id)
+
     async def cancel(self, worker_id: str) -> None:
         """The worker is back. Returns once a loss that had begun already is stored."""
         self._deadlines.pop(worker_id, None)

@@ -100,6 +100,9 @@ class Succession:
             lambda connection: open_assignments(connection, instance_id=services.instance_id)
         )
         taken = set(found.assignments)
+        for worker_id in services.clusters.awaited_workers():
+            if services.sessions.get(worker_id) is None:
+                services.graces.expect(worker_id)
         orphans: list[str] = []
         for assignment in mine:
             if assignment.assignment_id not in taken:

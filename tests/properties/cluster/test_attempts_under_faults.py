@@ -48,10 +48,16 @@ class Host:
     has: dict[str, Held] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
     away_since: float = 0.0
+    # The server gave up what it had, at its last absence.
+    given_up: bool = False
 
     @property
     def busy(self) -> bool:
         return any(one.report is None for one in self.has.values())
+
+    @property
+    def runs(self) -> bool:
+        return any(one.running and one.report is None for one in self.has.values())
 
 
 class Faults(RuleBasedStateMachine):
@@ -174,7 +180,32 @@ class Faults(RuleBasedStateMachine):
     def give_up(self, name: str) -> None:
         host = self.hosts[name]
         if not host.connected and self.world.clock.passed - host.away_since > 60.0:
+            host.given_up = True
             self.world.scheduler.worker_lost(name)
+
+    @precondition(lambda self: self.world.clusters.attempts)
+    @rule(really=st.integers(0, 2))
+    def restart_server(self, really: int) -> None:
+        """It dies between any two transactions, and its successor has the database alone."""
+        if really:
+            return
+        for host in self.hosts.values():
+            host.connected, host.away_since, host.given_up = False, self.world.clock.passed, False
+        self.world = trio.run(self.world.restarted)
+
+    @rule(commits=st.integers(0, 3))
+    def fail_and_restart_server(self, commits: int) -> None:
+        """A member fails, the server dies somewhere in the verdict, and all come back but the survivors."""
+        running = [name for name, host in self.hosts.items() if host.runs]
+        if len(running) < 2:
+            return
+        self.finish(name=running[0], state=MemberState.FAILED)
+        self.commit(steps=commits)
+        self.restart_server(really=0)
+        others = [name for name in WORKERS if name not in running[1:]]
+        for name in others:
+            self.connect(self.hosts[name])
+        self.proceed(hosts=others, commits=4)
 
     @precondition(lambda self: self.count > 1)
     @rule(data=st.data(), really=st.integers(0, 3))
@@ -188,7 +219,7 @@ class Faults(RuleBasedStateMachine):
     # The hosts' side of the protocol
 
     def connect(self, host: Host) -> None:
-        host.connected = True
+        host.connected, host.given_up = True, False
         store = self.world.clusters
         live = {
             one.assignment_id: attempt
@@ -245,6 +276,7 @@ class Faults(RuleBasedStateMachine):
         attempt = message.cluster.attempt
         second = any(one.attempt == attempt for one in host.has.values())
         assert not second, "two members of one attempt at one worker"
+        self.none_is_left_of_earlier_attempts(attempt)
         takes = not reject and attempt not in host.aborted
         if takes:
             until = self.world.clock.monotonic() + message.cluster.hold_secs
@@ -253,6 +285,18 @@ class Faults(RuleBasedStateMachine):
             response = AssignJobResponse(assignment_id=message.assignment_id, accepted=takes, reason="no")
             self.world.scheduler.answer_arrived(host.name, response)
             trio.run(self.world.scheduler.assignment_answered, host.name, response)
+
+    def none_is_left_of_earlier_attempts(self, attempt: str) -> None:
+        """A retry waits for the survivors: 300 s at most, and not for hosts that were given up."""
+        store = self.world.clusters
+        cluster_id = store.attempts[attempt].cluster_id
+        for host in self.hosts.values():
+            for one in host.has.values():
+                other = store.attempts[one.attempt]
+                if one.attempt != attempt and other.cluster_id == cluster_id and one.running:
+                    assert other.closed_at is not None
+                    late = self.world.clock.monotonic() - other.closed_at
+                    assert host.given_up or one.report is not None or late >= 300.0, "a survivor still runs"
 
     def started(self, host: Host, message: StartCluster) -> None:
         attempt = self.world.clusters.attempts[message.attempt]

@@ -157,8 +157,30 @@ def test_a_retry_waits_for_every_survivor() -> None:
     ]
     assert machine.handle(e.ReportStored("b")) == [
         i.StopTimer(),
+        i.PersistSurvivorsEnded(),
         i.Finish(i.Ending.RETRY, machine.reason),
     ]
+
+
+def test_survivors_of_an_attempt_that_was_closed_before_are_waited_for() -> None:
+    machine, first = AttemptMachine.stopping("attempt", {"a": Seat.ENDED, "b": Seat.STOPPING})
+    assert first == [i.StartTimer(i.Timer.SURVIVORS)]
+    assert machine.handle(e.ReportStored("a")) == []
+    assert machine.handle(e.MemberLost("b", "dropped at the resume")) == [
+        i.StopTimer(),
+        i.PersistSurvivorsEnded(),
+        i.Finish(i.Ending.RETRY, machine.reason),
+    ]
+    assert machine.state is AttemptState.OVER
+
+
+def test_a_retry_without_survivors_tells_nobody_of_them() -> None:
+    machine = running()
+    machine.handle(e.ReportStored("a"))
+    machine.handle(e.ReportStored("b"))
+    assert not any(
+        isinstance(one, i.PersistSurvivorsEnded) for one in machine.handle(e.Settled(Verdict.RETRY))
+    )
 
 
 def test_a_survivor_that_says_nothing_is_given_up() -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "cluster_membership",
     "lock_cluster",
     "lock_jobs",
+    "note_survivors_ended",
     "start_cluster_attempt",
 ]
 
@@ -72,7 +73,8 @@ _INSERT_ATTEMPT = HotStatement(
     """
 INSERT INTO cluster_attempt (id, cluster_job, instance, created_at, report_count, signal_count, signal_bytes)
 SELECT :attempt, job.id, :instance, :now, 0, 0, 0 FROM cluster_job AS job
-WHERE job.id = :cluster AND job.status = 'Queued'
+WHERE job.id = :cluster AND job.status = 'Queued' AND NOT EXISTS (SELECT 1 FROM cluster_attempt AS last
+    WHERE last.cluster_job = job.id AND last.survivors_until > :now AND last.instance <> :instance)
 ON CONFLICT (cluster_job) WHERE finished_at IS NULL DO NOTHING
 RETURNING id
 """,
@@ -80,7 +82,8 @@ RETURNING id
 INSERT INTO cluster_attempt (id, cluster_job, instance, created_at, report_count, signal_count, signal_bytes)
 SELECT CAST(:attempt AS TEXT), job.id, CAST(:instance AS TEXT), CAST(:now AS DOUBLE PRECISION), 0, 0, 0
 FROM cluster_job AS job
-WHERE job.id = :cluster AND job.status = 'Queued'
+WHERE job.id = :cluster AND job.status = 'Queued' AND NOT EXISTS (SELECT 1 FROM cluster_attempt AS last
+    WHERE last.cluster_job = job.id AND last.survivors_until > :now AND last.instance <> :instance)
 ON CONFLICT (cluster_job) WHERE finished_at IS NULL DO NOTHING
 RETURNING id
 """,
@@ -93,8 +96,9 @@ _RELEASE = HotStatement("RELEASE SAVEPOINT cluster_claim")
 def claim_cluster(connection: sa.Connection, claim: ClusterClaim, *, now: float) -> bool:
     """The attempt and every member's assignment, or nothing of it.
 
-    False where the cluster is not Queued or has an open attempt, or where a member cannot start or has
-    an open assignment; what was written before that is undone, and the caller's transaction can go on.
+    False where the cluster is not Queued, has an open attempt, or one at another instance whose survivors
+    are stopping (of its own an instance knows by itself), or where a member cannot start or has an open
+    assignment; what was written before that is undone, and the caller's transaction can go on.
     ValueError for a claim that seats two members on one worker, or that is of another attempt.
     """
     _check(claim)
@@ -210,6 +214,7 @@ WHERE id = :attempt AND finished_at IS NULL
 RETURNING id
 """
 )
+_SURVIVORS_ENDED = HotStatement("UPDATE cluster_attempt SET survivors_until = NULL WHERE id = :attempt")
 _OPEN_MEMBERS = HotStatement(
     "SELECT id FROM dispatched_job WHERE cluster_attempt = :attempt AND finished_at IS NULL ORDER BY id"
 )
@@ -257,6 +262,11 @@ def close_open_attempt(
     rows = execute_text(connection, _OPEN_MEMBERS, {"attempt": attempt_id})
     closed = [close_abandoned(connection, row[0], now=now) for row in rows]
     return [entry for entry in closed if entry is not None]
+
+
+def note_survivors_ended(connection: sa.Connection, attempt_id: str) -> None:
+    """Nobody waits for members of the closed attempt any more: its cluster may be tried again anywhere."""
+    execute_text(connection, _SURVIVORS_ENDED, {"attempt": attempt_id})
 
 
 def _membership_statement(reference: str) -> HotStatement:

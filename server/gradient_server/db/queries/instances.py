@@ -180,16 +180,22 @@ def take_over(
     attempts, abandoned = _close_unstarted(connection, dead_id, now=now)
     # Its clock ran in the memory of who held it: the next planning pass reserves again.
     connection.execute(cluster_reservation.delete().where(cluster_reservation.c.instance == dead_id))
-    moved = [
-        connection.scalars(
-            table.update()
-            .where(table.c.instance == dead_id, table.c.finished_at.is_(None))
-            .values(instance=successor_id)
-            .returning(table.c.id)
-        ).all()
-        for table in (dispatched_job, cluster_attempt)
-    ]
-    return TakeOver(tuple(sorted(moved[0])), attempts, abandoned)
+    moved = connection.scalars(
+        dispatched_job.update()
+        .where(dispatched_job.c.instance == dead_id, dispatched_job.c.finished_at.is_(None))
+        .values(instance=successor_id)
+        .returning(dispatched_job.c.id)
+    ).all()
+    attempt = cluster_attempt.c
+    # With those that are closed and whose survivors somebody has to wait for.
+    connection.execute(
+        cluster_attempt.update()
+        .where(
+            attempt.instance == dead_id, attempt.finished_at.is_(None) | attempt.survivors_until.is_not(None)
+        )
+        .values(instance=successor_id)
+    )
+    return TakeOver(tuple(sorted(moved)), attempts, abandoned)
 
 
 def _close_unstarted(

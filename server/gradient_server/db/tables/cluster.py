@@ -79,6 +79,8 @@ cluster_attempt = sa.Table(
     # Signals stored so far, and the bytes of their payloads: `signal_count` is the last one's `n`.
     sa.Column("signal_count", sa.Integer, nullable=False, default=0),
     sa.Column("signal_bytes", sa.BigInteger, nullable=False, default=0),
+    # Of a try that is to be repeated: members are stopping, at the latest until then. NULL once all have.
+    sa.Column("survivors_until", Time),
     sa.CheckConstraint(
         "outcome IS NULL OR outcome IN (" + ", ".join(f"'{outcome}'" for outcome in AttemptOutcome) + ")",
         name="outcome-known",
