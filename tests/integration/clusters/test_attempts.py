@@ -28,39 +28,6 @@ async def pair(pool: ClusterPool, **fields: object) -> str:
     return await pool.with_cluster(*members("a", "b"), cluster=cluster("a", "b", **fields))  # type: ignore[arg-type]  # fields of a cluster
 
 
-async def test_of_claims_that_meet_at_a_barrier_one_wins(pool: ClusterPool) -> None:
-    await pair(pool)
-    contenders = [await pool.claim_of() for _ in range(4)]
-    now = pool.clock.now()
-    won = await race(pool, *(lambda c, claim=claim: claim_cluster(c, claim, now=now) for claim in contenders))
-    assert sorted(map(bool, won)) == [False, False, False, True]
-    assert await pool.attempts() == [(None, False)]
-    assert await pool.open_rows() == 2
-    winner = contenders[won.index(True)]
-    owners = await pool.run(
-        lambda c: c.exec_driver_sql("SELECT DISTINCT cluster_attempt FROM dispatched_job").scalars().all()
-    )
-    assert set(owners) - {None} == {winner.attempt_id}
-
-
-async def test_a_cluster_and_a_single_claim_never_share_a_member(pool: ClusterPool) -> None:
-    await pair(pool)
-    claim = await pool.claim_of()
-    alone = claims.Claim(
-        assignment_id="alone",
-        job_key=claim.members[1].job_key,
-        worker_id=await pool.worker("single"),
-        instance_id=INSTANCE,
-    )
-    now = pool.clock.now()
-    won = await race(
-        pool,
-        lambda c: claim_cluster(c, claim, now=now),
-        lambda c: claims.claim_assignment(c, alone, now=now),
-    )
-    assert won == [True, False]
-
-
 async def test_a_member_that_cannot_start_undoes_the_whole_claim(pool: ClusterPool) -> None:
     await pair(pool)
     claim = await pool.claim_of()
@@ -144,27 +111,6 @@ async def test_the_second_close_touches_nothing(pool: ClusterPool) -> None:
     before = await pool.database.read(dump)
     assert not await pool.run(closing[0])
     assert await pool.database.read(dump) == before
-
-
-async def test_a_prepare_timeout_that_races_the_last_acceptance_has_one_outcome(pool: ClusterPool) -> None:
-    await pair(pool)
-    for _ in range(5):
-        group = await pool.hold_group()
-        now = pool.clock.now()
-        started, (failed, _) = await race(
-            pool,
-            lambda c: start_cluster_attempt(c, group.attempt, INSTANCE, now=now),  # noqa: B023 - it runs now
-            lambda c: fail_prepare(c, group.attempt, "timeout", now=now),  # noqa: B023 - it runs now
-        )  # type: ignore[misc]  # what the contenders return
-        assert started != failed
-        assert await pool.cluster_status() == ("Running" if started else "Queued")
-        assert await pool.open_rows() == (2 if started else 0)
-        if started:
-            assert not (await pool.fail_prepare(group))[0]
-            await pool.run(
-                lambda c: close_cluster_attempt(c, group.attempt, AttemptOutcome.FAILED, now=now)  # noqa: B023 - it runs now
-            )
-            await pool.run(lambda c: c.exec_driver_sql("UPDATE cluster_job SET status = 'Queued'"))
 
 
 async def test_fifty_failed_prepares_leave_nothing_open_and_use_nothing(pool: ClusterPool) -> None:
@@ -287,19 +233,6 @@ async def test_a_cluster_is_aborted_while_it_waits_too_and_only_once(pool: Clust
     assert await pool.evaluation_status(evaluation) == "Failed"
     assert not pool.queued
     assert await abort() is None
-
-
-async def test_an_abort_that_races_a_claim_never_leaves_a_hold(pool: ClusterPool) -> None:
-    for _ in range(5):
-        await pair(pool)
-        claim, wanted, now = await pool.claim_of(), await pool.cluster_id(), pool.clock.now()
-        await race(
-            pool,
-            lambda c: claim_cluster(c, claim, now=now),  # noqa: B023 - it runs now
-            lambda c: abort_cluster(c, wanted, now=now, ids=pool.ids),  # noqa: B023 - it runs now
-        )
-        assert await pool.cluster_status(wanted) == "Aborted"
-        assert await pool.open_rows() == 0
 
 
 async def test_a_failed_dependency_that_races_a_claim_has_one_outcome(pool: ClusterPool) -> None:
