@@ -1,7 +1,7 @@
 """`gradient cluster ...`"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -11,7 +11,7 @@ from gradient_cli.api import Api
 from gradient_cli.cluster_progress import progress_for_clusters
 from gradient_cli.errors import CommandError, ExitCode
 
-__all__ = ["cluster_app", "show_why"]
+__all__ = ["cluster_app", "print_why_of_job", "show_why"]
 
 cluster_app = typer.Typer(
     no_args_is_help=True, help="Jobs that start together on several workers, all or none."
@@ -92,6 +92,13 @@ def cluster_abort(cluster: Cluster) -> None:
         answer = api.post(f"/clusters/{_path(cluster)}/abort")
     if not answer["aborted"]:
         typer.echo(f"cluster {answer['cluster']} had ended already", err=True)
+
+
+def print_why_of_job(why: dict[str, Any]) -> None:
+    """`gradient why JOB`: of a member with what its cluster waits for."""
+    output.print_why(why)
+    if why.get("cluster"):
+        cluster_output.print_cluster_why(why["cluster"])
 
 
 def _path(cluster: str) -> str:

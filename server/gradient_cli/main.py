@@ -9,7 +9,7 @@ import typer
 
 from gradient_cli import output, submit
 from gradient_cli.api import Api
-from gradient_cli.cluster_commands import cluster_app, show_why
+from gradient_cli.cluster_commands import cluster_app, print_why_of_job, show_why
 from gradient_cli.demo.run import run_demo
 from gradient_cli.errors import CommandError, ExitCode
 from gradient_cli.progress import progress_for
@@ -96,7 +96,7 @@ def why(
     if cluster is not None:
         show_why(cluster, as_json=as_json)
     else:
-        _read(f"/jobs/{job}/why", output.print_why, as_json)
+        _read(f"/jobs/{job}/why", print_why_of_job, as_json)
 
 
 @app.command()

@@ -135,6 +135,8 @@ def print_status(status: Json) -> None:
     for worker in status["workers"]:
         for job in worker["jobs"]:
             _line(f"{worker['name']}: {job['name']} {job.get('stage') or ''}".rstrip())
+    for cluster in status["clusters"]:
+        _line(f"cluster {cluster['name']} ({cluster['cluster']}) {cluster['status']}: {cluster['summary']}")
 
 
 def print_job(job: Json) -> None:

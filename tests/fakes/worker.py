@@ -280,7 +280,7 @@ def kind_of(assignment: server.AssignJob) -> JobKind:
     return JobKind.BUILD if isinstance(assignment.job, shapes.BuildJob) else JobKind.EVAL
 
 
-async def build_nothing(fake: FakeWorker, assignment: server.AssignJob) -> None:
+async def build_nothing(fake: FakeWorker, assignment: server.AssignJob, *, first_seq: int = 1) -> None:
     """A build script: every output is one small file, uploaded, reported and completed."""
     job = assignment.job
     assert isinstance(job, shapes.BuildJob)
@@ -290,12 +290,11 @@ async def build_nothing(fake: FakeWorker, assignment: server.AssignJob) -> None:
         committed = await fake.upload(assignment.assignment_id, output.path, nar)
         assert committed is None or committed.outcome is UploadOutcome.OK, committed
         outputs.append(built(output, nar))
-    fake.report(
-        assignment.assignment_id, 1, shapes.BuildOutput(outputs=outputs, products=[], substituted=False)
-    )
-    fake.complete(assignment.assignment_id, 2)
+    output_report = shapes.BuildOutput(outputs=outputs, products=[], substituted=False)
+    fake.report(assignment.assignment_id, first_seq, output_report)
+    fake.complete(assignment.assignment_id, first_seq + 1)
     await fake.expect_where(
-        server.ReportAck, lambda m: m.assignment_id == assignment.assignment_id and m.seq == 2
+        server.ReportAck, lambda m: m.assignment_id == assignment.assignment_id and m.seq == first_seq + 1
     )
 
 

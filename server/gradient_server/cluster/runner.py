@@ -22,6 +22,7 @@ from gradient_server.cluster.book import ClusterBook
 from gradient_server.cluster.continuation import Continuation
 from gradient_server.cluster.dispatch import plan_pass
 from gradient_server.cluster.executor import Executor
+from gradient_server.cluster.figures import ClusterFigures, take_figures
 from gradient_server.cluster.floor import Floor
 from gradient_server.cluster.loader import ClusterLoader
 from gradient_server.cluster.offers import MemberOffers
@@ -368,6 +369,19 @@ class ClusterRunner:
             attempt=self.attempts.of_cluster(cluster_id),
             pool=self._pool,
             now=self._clock.monotonic(),
+        )
+
+    def figures(self) -> ClusterFigures:
+        """What clusters do now, in numbers."""
+        return take_figures(
+            self.book,
+            self.attempts,
+            self.desk,
+            self._clock.monotonic(),
+            started=self.attempts_started,
+            prepares_failed=self.prepares_failed,
+            signals_forwarded=self.sessions.signals_forwarded,
+            signals_dropped=self.sessions.signals_dropped,
         )
 
     # Loops

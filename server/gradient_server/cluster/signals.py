@@ -8,6 +8,7 @@ worker said at its resume, and what was sent since.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import structlog
 import trio
 from gradient_protocol.messages.server import AbortCluster, ClusterSignal, StartCluster
 from gradient_protocol.messages.shapes import MemberAddress
@@ -18,12 +19,14 @@ from gradient_server.cluster.executor import Executor
 from gradient_server.cluster.states import AttemptState, Seat
 from gradient_server.cluster.store import ClusterStore
 from gradient_server.db.queries.signals import StoredSignal
-from gradient_server.domain.events import Event, SignalStored
+from gradient_server.domain.events import Event, SignalDropped, SignalStored
 from gradient_server.scheduler.scheduler import Scheduler
 from gradient_server.scheduler.signal import Signal
 from gradient_server.scheduler.worker import Worker
 
 __all__ = ["AdoptedMember", "MemberSessions"]
+
+log = structlog.get_logger(__name__)
 
 # (assignment, attempt, is it held, the last signal that the worker has)
 AdoptedMember = tuple[str, str, bool, int]
@@ -53,6 +56,7 @@ class MemberSessions:
         self._behind: dict[str, None] = {}
         self._wanted = Signal()
         self.signals_forwarded = 0
+        self.signals_dropped = 0
 
     # Sessions
 
@@ -112,8 +116,11 @@ class MemberSessions:
     # Signals
 
     def on_event(self, event: Event) -> None:
-        """A signal is stored."""
-        if isinstance(event, SignalStored) and self._attempts.get(event.attempt_id) is not None:
+        """A signal is stored, or dropped."""
+        if isinstance(event, SignalDropped):
+            self.signals_dropped += 1
+            log.info("a signal was dropped", attempt=event.attempt_id, reason=event.reason)
+        elif isinstance(event, SignalStored) and self._attempts.get(event.attempt_id) is not None:
             self._forward_soon(event.attempt_id)
 
     def _forward_soon(self, attempt_id: str) -> None:

@@ -19,7 +19,9 @@ __all__ = [
     "MemberRun",
     "MemberView",
     "SpanView",
+    "active_clusters",
     "cluster_members",
+    "cluster_summary",
     "cluster_view",
     "clusters_of_evaluation",
     "find_clusters",
@@ -141,6 +143,10 @@ _LATEST = sql.statement(
     " ORDER BY c.created_at DESC, c.id DESC LIMIT :limit"
 )
 _SOME = sql.statement(_SUMMARY + " WHERE c.id IN [ids] ORDER BY c.created_at, c.id")
+_ACTIVE = sql.statement(
+    _SUMMARY + " WHERE c.finished_at IS NULL AND c.status IN ('Queued', 'Running')"
+    " AND (CAST(:project AS TEXT) IS NULL OR c.project = :project) ORDER BY c.created_at, c.id LIMIT :limit"
+)
 _BY_ID = sql.statement(
     _SUMMARY + " WHERE substr(c.id, 1, :length) = :text"
     " AND (CAST(:project AS TEXT) IS NULL OR c.project = :project) ORDER BY c.id LIMIT :limit"
@@ -198,6 +204,19 @@ def list_clusters(connection: sa.Connection, project: str | None, limit: int) ->
     """The newest clusters of a project (its id), or of all, the newest first."""
     rows = sql.run(connection, _LATEST, {"project": project, "limit": limit})
     return [_summary(row) for row in rows]
+
+
+def active_clusters(connection: sa.Connection, project: str | None, limit: int) -> list[ClusterSummary]:
+    """Those of a project (its id), or of all, that have not ended, the oldest first."""
+    rows = sql.run(connection, _ACTIVE, {"project": project, "limit": limit})
+    return [_summary(row) for row in rows]
+
+
+def cluster_summary(connection: sa.Connection, cluster_id: str, project: str | None) -> ClusterSummary | None:
+    """The cluster of this id; None for none, or where it is of another project (its id) than `project`."""
+    rows = sql.run(connection, _SOME, {"ids": sql.array(connection, [cluster_id])})
+    found = [_summary(row) for row in rows]
+    return next((one for one in found if project is None or one.project_id == project), None)
 
 
 def find_clusters(connection: sa.Connection, text: str, project: str | None) -> list[ClusterSummary]:

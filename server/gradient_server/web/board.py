@@ -12,10 +12,12 @@ from pydantic import BaseModel
 
 from gradient_server.db.tables import derivation, derivation_build
 from gradient_server.domain.job import build_key, split_job_key
+from gradient_server.graph.cluster_views import ClusterSummary, list_clusters
 from gradient_server.graph.views import EvaluationSummary, list_evaluations
 from gradient_server.scheduler.decisions import Considered, Decision
 from gradient_server.scoring.policy import CatalogueEntry, rule_catalogue
 from gradient_server.web.auth import Overseer
+from gradient_server.web.cluster_status import ClusterStanding, cluster_standings
 from gradient_server.web.pool import WorkerAnswer, list_pool
 from gradient_server.web.state import WebDep
 
@@ -24,6 +26,7 @@ __all__ = ["router"]
 router = APIRouter(tags=["board"])
 
 EVALUATIONS: Final = 30
+CLUSTERS: Final = 20
 DECISIONS: Final = 50
 REFRESH_SECS: Final = 5
 # No script, nothing from elsewhere, in nobody's frame.
@@ -71,7 +74,7 @@ async def get_rules(request: Request, _access: Overseer) -> Rules | HTMLResponse
 
 @router.get("/board", response_class=HTMLResponse)
 async def get_board(web: WebDep, access: Overseer) -> HTMLResponse:
-    """Workers, what runs, what waits, recent evaluations, and how it was decided."""
+    """Workers, what runs, what waits, recent clusters and evaluations, and how it was decided."""
     services = web.services
     workers = await list_pool(services, access)
     evaluations = await services.database.read(
@@ -80,12 +83,14 @@ async def get_board(web: WebDep, access: Overseer) -> HTMLResponse:
     snapshot = services.scheduler.snapshot()
     decisions = services.scheduler.recent_decisions()[:DECISIONS]
     names = await services.database.read(lambda connection: _names(connection, decisions))
+    clusters = await services.database.read(lambda connection: list_clusters(connection, None, CLUSTERS))
     waiting = ", ".join(f"{count} {kind.lower()}" for kind, count in sorted(snapshot.pending.items()))
     held = f", {snapshot.held_back} held back after a failure" if snapshot.held_back else ""
     body = (
         f"<p>Waiting: {escape(waiting + held)}.</p>"
         + _workers(workers)
         + _running(workers)
+        + _clusters(await cluster_standings(services, access), clusters)
         + _evaluations(evaluations)
         + _decisions(decisions, names)
         + '<p><a href="/board/scoring/rules">What the rules mean</a></p>'
@@ -166,6 +171,20 @@ def _running(workers: list[WorkerAnswer]) -> str:
         for job in worker.jobs
     ]
     return _table("Running", ["Name", "Job", "Worker", "Stage"], rows)
+
+
+def _clusters(standings: list[ClusterStanding], newest: list[ClusterSummary]) -> str:
+    """Those that have not ended, with whom and what they wait for, then the newest of the others."""
+
+    def row(cluster: str, one: ClusterStanding | ClusterSummary, size: int, told: str | None) -> list[str]:
+        tries = f"{one.attempts} of {one.retry_budget + 1}"
+        cells = [_text(cluster), _text(one.name), _text(one.project), _state(one.status)]
+        return [*cells, _text(size), _text(tries), _text(told)]
+
+    rows = [row(one.cluster, one, one.size, one.summary) for one in standings]
+    rows += [row(one.id, one, one.members, one.reason) for one in newest if one.finished_at is not None]
+    headings = ["Cluster", "Name", "Project", "Status", "Members", "Tries", "Where it stands"]
+    return _table("Clusters", headings, rows)
 
 
 def _evaluations(evaluations: list[EvaluationSummary]) -> str:

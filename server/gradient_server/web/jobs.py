@@ -14,6 +14,7 @@ from gradient_server.domain.events import Event
 from gradient_server.graph.aborts import abort_job
 from gradient_server.graph.job_views import JobView, find_jobs, job_view
 from gradient_server.web.auth import Access, Reader, Writer
+from gradient_server.web.cluster_status import why_of_cluster
 from gradient_server.web.errors import ApiError
 from gradient_server.web.evaluation_views import stage_of
 from gradient_server.web.job_log import log_stream
@@ -117,7 +118,10 @@ async def get_job(job: str, web: WebDep, access: Reader) -> JobAnswer:
 async def get_why(job: str, web: WebDep, access: Reader) -> WhyAnswer:
     """Why it still waits, or why it went where it went."""
     view = await web.services.database.read(lambda connection: find_job(connection, job, access))
-    return why_answer(web.services, view, access)
+    cluster = None
+    if view.cluster is not None:
+        cluster = await why_of_cluster(web.services, view.cluster, access)
+    return why_answer(web.services, view, cluster, access)
 
 
 @router.get(

@@ -10,10 +10,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gradient_server.db.tables import derivation_build, dispatched_job, evaluation
+from gradient_server.cluster.figures import ClusterFigures
+from gradient_server.db.tables import (
+    cluster_attempt,
+    cluster_job,
+    derivation_build,
+    dispatched_job,
+    evaluation,
+)
 from gradient_server.net.services import Services
 from gradient_server.scheduler.snapshot import PoolSnapshot, WorkerSnapshot
 from gradient_server.web.auth import Overseer
+from gradient_server.web.cluster_metrics import cluster_metrics
 from gradient_server.web.state import WebDep
 
 __all__ = ["Facts", "FactsCollector", "RowCounts", "router"]
@@ -34,6 +42,8 @@ class _Rows:
     builds: Counts
     evaluations: Counts
     assignments: Counts
+    clusters: Counts
+    attempts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class Facts:
     """What a scrape shows of the moment."""
 
     pool: PoolSnapshot
+    clusters: ClusterFigures
     rows: _Rows
     decisions: int
     sessions: int
@@ -84,6 +95,7 @@ def _metrics(facts: Facts) -> Iterator[Metric]:
     yield GaugeMetricFamily("gradient_sessions", "Authenticated sessions of workers.", facts.sessions)
     yield GaugeMetricFamily("gradient_downloads", "NARs on their way to workers.", facts.downloads)
     yield GaugeMetricFamily("gradient_http_watchers", "Open event streams.", facts.watchers)
+    yield from cluster_metrics(facts.clusters, rows.clusters, rows.attempts)
     yield from _worker_metrics(pool.workers)
 
 
@@ -127,17 +139,19 @@ class RowCounts:
         return self._last
 
 
-def _count(connection: sa.Connection) -> tuple[Counts, Counts, Counts]:
+def _count(connection: sa.Connection) -> tuple[Counts, Counts, Counts, Counts, Counts]:
     return (
-        _by_status(connection, derivation_build),
-        _by_status(connection, evaluation),
-        _by_status(connection, dispatched_job),
+        _by(connection, derivation_build.c.status),
+        _by(connection, evaluation.c.status),
+        _by(connection, dispatched_job.c.status),
+        _by(connection, cluster_job.c.status),
+        _by(connection, cluster_attempt.c.outcome),
     )
 
 
-def _by_status(connection: sa.Connection, table: sa.Table) -> Counts:
-    query = sa.select(table.c.status, sa.func.count().label("number")).group_by(table.c.status)
-    return {row.status: row.number for row in connection.execute(query.order_by(table.c.status))}
+def _by(connection: sa.Connection, column: sa.Column[str]) -> Counts:
+    query = sa.select(column, sa.func.count()).where(column.is_not(None)).group_by(column).order_by(column)
+    return {value: number for value, number in connection.execute(query).all()}  # noqa: C416 - rows are no pairs to mypy
 
 
 _TEXT: Final[dict[int | str, dict[str, Any]]] = {
@@ -152,6 +166,7 @@ async def get_metrics(web: WebDep, _access: Overseer) -> Response:
     rows = await web.rows.get(services)
     web.facts.facts = Facts(
         pool=services.scheduler.snapshot(),
+        clusters=services.clusters.figures(),
         rows=rows,
         decisions=services.scheduler.decisions.made,
         sessions=len(services.sessions),

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from gradient_server.db.tables import build_job, derivation_build, evaluation
 from gradient_server.web.auth import Access, Reader
+from gradient_server.web.cluster_status import ClusterStanding, cluster_standings
 from gradient_server.web.pool import WorkerAnswer, list_pool
 from gradient_server.web.state import WebDep
 
@@ -17,7 +18,10 @@ router = APIRouter(tags=["status"])
 
 
 class Status(BaseModel):
-    """`queue`: jobs that could start now, by kind. `evaluations`: all there are, by status."""
+    """`queue`: jobs that could start now, by kind. `evaluations`: all there are, by status.
+
+    `clusters`: those that have not ended, the oldest first, at most 20.
+    """
 
     instance: str
     version: str
@@ -25,6 +29,7 @@ class Status(BaseModel):
     queue: dict[str, int]
     evaluations: dict[str, int]
     workers: list[WorkerAnswer]
+    clusters: list[ClusterStanding]
 
 
 @router.get("/status")
@@ -41,6 +46,7 @@ async def get_status(web: WebDep, access: Reader) -> Status:
         queue=services.scheduler.snapshot().pending if queue is None else queue,
         evaluations=evaluations,
         workers=await list_pool(services, access),
+        clusters=await cluster_standings(services, access),
     )
 
 

@@ -9,6 +9,7 @@ from gradient_server.net.services import Services
 from gradient_server.scheduler.why import WhyAnswer as Explained
 from gradient_server.scheduler.why import WhyState, WorkerStanding
 from gradient_server.web.auth import Access
+from gradient_server.web.cluster_why import ClusterWhyAnswer
 
 __all__ = ["WhyAnswer", "why_answer"]
 
@@ -45,7 +46,10 @@ class DecisionAnswer(BaseModel):
 
 
 class WhyAnswer(BaseModel):
-    """`summary` is one line; `workers` are those that were asked about; `decision` where one was made."""
+    """`summary` is one line; `workers` are those that were asked about; `decision` where one was made.
+
+    `cluster`: of a member, why its cluster waits, or where it stands.
+    """
 
     job: str
     name: str
@@ -54,9 +58,12 @@ class WhyAnswer(BaseModel):
     reasons: list[str]
     workers: list[WorkerVerdict]
     decision: DecisionAnswer | None
+    cluster: ClusterWhyAnswer | None
 
 
-def why_answer(services: Services, view: JobView, access: Access) -> WhyAnswer:
+def why_answer(
+    services: Services, view: JobView, cluster: ClusterWhyAnswer | None, access: Access
+) -> WhyAnswer:
     """Why the job waits, or why it went where it went."""
     explained = services.scheduler.why(view.job)
     known = explained.state is not WhyState.UNKNOWN
@@ -68,6 +75,7 @@ def why_answer(services: Services, view: JobView, access: Access) -> WhyAnswer:
         reasons=_reasons(view),
         workers=[_verdict(one) for one in explained.workers if _is_shown(services, one, access)],
         decision=_decision(services, view, explained, access),
+        cluster=cluster,
     )
 
 

@@ -52,10 +52,13 @@ class Scene:
         running: Sequence[w.ResumedJob] = (),
         evaluations: int = 0,
         zone: str | None = None,
+        expect_resume: bool = True,
     ) -> FakeWorker:
         """A worker, registered at its first time, until the scene ends."""
         return await self.stack.enter_async_context(
-            self.session(name, running=running, evaluations=evaluations, zone=zone)
+            self.session(
+                name, running=running, evaluations=evaluations, zone=zone, expect_resume=expect_resume
+            )
         )
 
     @asynccontextmanager
@@ -66,11 +69,16 @@ class Scene:
         running: Sequence[w.ResumedJob] = (),
         evaluations: int = 0,
         zone: str | None = None,
+        expect_resume: bool = True,
     ) -> AsyncIterator[FakeWorker]:
         """The same, for as long as the block lasts."""
         if name not in self.registered:
             self.registered[name] = await self.pool.register(name)
         registered = self.registered[name]
+        with trio.move_on_after(5):
+            # A session of before has ended here; the server may not have noticed yet.
+            while self.pool.services.sessions.get(registered.worker_id) is not None:
+                await trio.sleep(0.01)
         async with connected_worker(
             await self.pool.stream(),
             worker_id=registered.worker_id,
@@ -79,6 +87,7 @@ class Scene:
             running=running,
             evaluations=evaluations,
             zone=zone,
+            expect_resume=expect_resume,
         ) as worker:
             self.workers[name] = worker
             yield worker
@@ -150,9 +159,31 @@ class Scene:
         await self.started(*names)
         return assigned
 
-    async def succeed(self, name: str, assigned: server.AssignJob) -> None:
-        """The member's build succeeds."""
-        await build_nothing(self.workers[name], assigned)
+    def signal(
+        self,
+        name: str,
+        assigned: server.AssignJob,
+        *,
+        seq: int,
+        topic: str = "up",
+        payload: bytes = b"",
+        attempt: str | None = None,
+    ) -> None:
+        """A member says something to all others."""
+        assert assigned.cluster is not None
+        self.workers[name].send(
+            w.ClusterSignalReport(
+                assignment_id=assigned.assignment_id,
+                seq=seq,
+                attempt=attempt or assigned.cluster.attempt,
+                topic=topic,
+                payload=payload,
+            )
+        )
+
+    async def succeed(self, name: str, assigned: server.AssignJob, *, seq: int = 1) -> None:
+        """The member's build succeeds; its reports begin with this number."""
+        await build_nothing(self.workers[name], assigned, first_seq=seq)
 
     def fail(self, name: str, assigned: server.AssignJob, *, seq: int = 1, kind: str = "Permanent") -> None:
         """The member's build fails."""

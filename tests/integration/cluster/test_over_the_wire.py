@@ -62,18 +62,9 @@ async def test_signals_reach_all_others_in_one_order(database: Database, tmp_pat
             await scene.connect(name)
         await scene.submit("net", TRIO)
         assigned = await scene.run("a", "b", "c")
-        attempt = assigned["a"].cluster.attempt
-        scene.workers["a"].send(
-            w.ClusterSignalReport(
-                assignment_id=assigned["a"].assignment_id, seq=1, attempt=attempt, topic="up", payload=b"1"
-            )
-        )
+        scene.signal("a", assigned["a"], seq=1, payload=b"1")
         await scene.workers["a"].expect(server.ReportAck)
-        scene.workers["b"].send(
-            w.ClusterSignalReport(
-                assignment_id=assigned["b"].assignment_id, seq=1, attempt=attempt, topic="up", payload=b"2"
-            )
-        )
+        scene.signal("b", assigned["b"], seq=1, payload=b"2")
         heard = [await scene.workers["c"].expect(server.ClusterSignal) for _ in range(2)]
         assert [(one.n, one.payload) for one in heard] == [(1, b"1"), (2, b"2")]
         assert (await scene.workers["b"].expect(server.ClusterSignal)).n == 1
@@ -149,11 +140,7 @@ async def test_a_started_member_survives_a_broken_connection_and_hears_what_it_m
             cluster = await scene.submit("pair", [("x", False), ("y", False)])
             assigned = await scene.run("a", "b")
         attempt = assigned["a"].cluster.attempt
-        scene.workers["a"].send(
-            w.ClusterSignalReport(
-                assignment_id=assigned["a"].assignment_id, seq=1, attempt=attempt, topic="up", payload=b"1"
-            )
-        )
+        scene.signal("a", assigned["a"], seq=1, payload=b"1")
         await scene.workers["a"].expect(server.ReportAck)
         held = w.ResumedJob(
             assignment_id=assigned["b"].assignment_id,

@@ -13,6 +13,7 @@ from gradient_protocol.messages import server
 from gradient_server.domain.events import JobQueued
 from gradient_server.domain.status import BuildStatus, EvaluationStatus
 from gradient_server.graph.jobs import load_pending
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fixtures.graph import make_build, make_derivation, make_evaluation, make_project, want
 from tests.integration.cluster.scene import Scene
@@ -302,3 +303,55 @@ async def test_an_unknown_cluster_says_where_to_look(site: Site) -> None:
     answer = await site.reader.get("/clusters/nothing")
     assert answer.status_code == 404
     assert "gradient cluster list" in answer.json()["error"]
+
+
+async def test_a_waiting_cluster_is_seen_wherever_one_looks(site: Site) -> None:
+    async with workers_of(site) as scene:
+        await scene.connect("a")
+        scene.ask("a")
+        jobs = await two_builds(site, features=("kvm",))
+        await site.client.post("/clusters", json=spec(jobs))
+        (standing,) = (await get(site, "/status"))["clusters"]
+        assert (standing["name"], standing["status"], standing["stage"]) == ("pair", "Queued", "seats")
+        assert "kvm" in standing["summary"]
+        why = await get(site, f"/jobs/{jobs[0]}/why")
+        assert why["cluster"]["cluster"] == standing["cluster"]
+        assert why["cluster"]["best_zone"]["size"] == 2
+        assert [one["lacking"] is None for one in why["cluster"]["members"]] == [False, False]
+        board = (await site.reader.get(f"{site.url}/board")).text
+        assert standing["cluster"] in board
+        assert "no worker can take it" in board
+        found = await metrics_of(site)
+        assert found["gradient_clusters", "Queued"] == 1
+        assert found["gradient_waiting_clusters", "seats"] == 1
+        assert found["gradient_waiting_clusters", "members"] == 0
+        assert ("gradient_reservation_age_seconds",) not in found, "there is none: unknown is not 0"
+
+
+async def test_starts_failed_prepares_and_dropped_signals_are_counted(site: Site) -> None:
+    async with workers_of(site) as scene:
+        for name in ("a", "b"):
+            await scene.connect(name)
+        cluster = await scene.submit("pair", [("peer", False), ("peer", False)])
+        assigned = await scene.run("a", "b")
+        scene.signal("a", assigned["a"], seq=1)
+        await scene.workers["b"].expect(server.ClusterSignal)
+        scene.signal("a", assigned["a"], seq=2, attempt="another")
+        await scene.workers["a"].expect_where(server.ReportAck, lambda ack: ack.seq == 2)
+        found = await metrics_of(site)
+        assert found["gradient_open_cluster_attempts", "Running"] == 1
+        assert found["gradient_cluster_starts_total",] == 1
+        assert found["gradient_cluster_failed_prepares_total",] == 0
+        assert found["gradient_cluster_signals_forwarded_total",] == 1
+        assert found["gradient_cluster_signals_dropped_total",] == 1
+        await site.client.post(f"/clusters/{cluster}/abort")
+        assert (await get(site, "/status"))["clusters"] == []
+
+
+async def metrics_of(site: Site) -> dict[tuple[str, ...], float]:
+    answer = await site.reader.get(f"{site.url}/metrics")
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }

@@ -3,7 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradient_cli import cluster_output
+from gradient_cli import cluster_output, output
+from gradient_cli.cluster_commands import print_why_of_job
 from gradient_cli.cluster_progress import LiveClusterProgress, PlainClusterProgress
 from gradient_cli.clusters import Clusters, exit_code, recipe_at
 from gradient_cli.errors import CommandError, ExitCode
@@ -188,3 +189,37 @@ def test_why_prints_lacks_seats_and_what_runs_on_them(monkeypatch: pytest.Monkey
         "expected to start in 40 s",
     ):
         assert line in told
+
+
+def test_why_of_a_member_prints_its_clusters_too_and_of_other_jobs_nothing_of_the_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = io.StringIO()
+    for module in (cluster_output, output):
+        monkeypatch.setattr(module, "console", Console(file=text, width=200))
+    why = {
+        "job": "build:1",
+        "name": "b-1",
+        "status": "Queued",
+        "summary": "it starts together with the other members of cluster id-1",
+        "reasons": [],
+        "workers": [],
+        "decision": None,
+    }
+    print_why_of_job({**why, "cluster": standing()})
+    first, *rest = text.getvalue().splitlines()
+    assert first == "b-1 (build:1) is Queued: it starts together with the other members of cluster id-1"
+    assert rest[0].startswith("net (id-1) is Queued: the pool seats 1 of 2 now")
+    assert any("client 1 (b-1)" in line for line in rest)
+    text.seek(0)
+    text.truncate()
+    print_why_of_job({**why, "cluster": None})
+    assert text.getvalue().splitlines() == [first]
+
+
+def test_status_has_a_line_for_each_cluster_that_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(output, "console", Console(file=text, width=200))
+    output.print_status({"queue": {}, "workers": [], "clusters": [standing()]})
+    told = "cluster net (id-1) Queued: the pool seats 1 of 2 now, 1 once all are idle"
+    assert text.getvalue().splitlines()[-1] == told
