@@ -14,7 +14,7 @@ from gradient_server.db.queries.uploads import delete_stranded_uploads
 from gradient_server.domain.events import Event, ObjectUnused
 from gradient_server.graph import sql
 
-__all__ = ["delete_old_clusters", "run_retention"]
+__all__ = ["delete_empty_clusters", "delete_old_clusters", "run_retention"]
 
 DAY_SECS: Final = 86_400.0
 # Nobody can receive the signals of an attempt that is over; kept a while for who looks into it.
@@ -29,6 +29,15 @@ _DELETE = sql.statement(
     "  (SELECT 1 FROM cluster_member m WHERE m.cluster_job = c.id)) ORDER BY c.finished_at LIMIT :many)"
     " RETURNING id"
 )
+_DELETE_EMPTY = sql.statement(
+    "DELETE FROM cluster_job WHERE finished_at IS NOT NULL AND NOT EXISTS"
+    " (SELECT 1 FROM cluster_member m WHERE m.cluster_job = cluster_job.id) RETURNING id"
+)
+
+
+def delete_empty_clusters(connection: sa.Connection) -> list[str]:
+    """Deletes ended clusters whose members are all gone: for garbage collection, in its own transaction."""
+    return [row[0] for row in sql.run(connection, _DELETE_EMPTY)]
 
 
 def delete_old_clusters(connection: sa.Connection, *, retention_days: float, now: float) -> list[str]:

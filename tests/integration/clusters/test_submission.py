@@ -11,7 +11,6 @@ from gradient_server.domain.events import ClusterQueued, JobQueued
 from gradient_server.graph.aborts import abort_evaluation
 from gradient_server.graph.cluster_submit import ClusterSpec, ClusterSubmission, MemberSpec, submit_cluster
 from gradient_server.graph.known import known_derivations
-from gradient_server.graph.retention import delete_old_clusters, run_retention
 
 from tests.fixtures.graph import make_project, store_path
 from tests.fixtures.kill import dump
@@ -372,55 +371,3 @@ async def test_a_canceled_evaluation_ends_a_running_attempt(pool: ClusterPool) -
     assert await pool.attempts() == [("Aborted", True)]
     assert await pool.evaluation_status(second) == "Aborted"
     assert await pool.open_rows() == 0
-
-
-# Retention
-
-
-async def test_old_clusters_go_and_active_ones_never_do(pool: ClusterPool) -> None:
-    await pool.with_cluster(*members("a", "b"), cluster=cluster("a", "b", retry_budget=0))
-    group = await pool.start_group()
-    await pool.signal(group, "a")
-    await pool.fails(group, "a")
-    await pool.settle(group)
-    ended = await pool.cluster_id()
-    await pool.with_cluster(*members("c", "d"), cluster=cluster("c", "d"))
-    running = await pool.start_group()
-
-    async def sweep(days: float) -> list[str]:
-        pool.clock.advance(days * DAY)
-        return await pool.run(lambda c: delete_old_clusters(c, retention_days=90, now=pool.clock.now()))
-
-    assert await sweep(89.9) == []
-    await pool.run(lambda c: run_retention(c, retention_days=91, now=pool.clock.now()))
-    assert await pool.scalar("SELECT COUNT(*) FROM cluster_signal") == 0
-    assert await sweep(0.2) == [ended]
-    assert await sweep(10_000) == []
-    # The attempt's rows stay, as plain telemetry.
-    kept = await pool.run(
-        lambda c: c.exec_driver_sql(
-            "SELECT COUNT(*) FROM dispatched_job WHERE cluster_role IS NOT NULL AND cluster_attempt IS NULL"
-        ).scalar()
-    )
-    assert kept == 2
-    assert await pool.scalar("SELECT COUNT(*) FROM cluster_attempt") == 1
-    for name in "cd":
-        await pool.succeeds(running, name)
-    assert await pool.verdict(running) == "Complete"
-
-
-async def test_a_cluster_without_members_goes_at_once(pool: ClusterPool) -> None:
-    evaluation = await pool.with_cluster(*members("a", "b"), cluster=cluster("a", "b"))
-    group = await pool.start_group()
-    for name in "ab":
-        await pool.succeeds(group, name)
-    await pool.settle(group)
-    assert await pool.run(lambda c: delete_old_clusters(c, retention_days=90, now=pool.clock.now())) == []
-
-    def collect(connection: object) -> None:
-        connection.exec_driver_sql(f"DELETE FROM evaluation WHERE id = '{evaluation}'")  # type: ignore[attr-defined]
-        connection.exec_driver_sql("DELETE FROM derivation_build")  # type: ignore[attr-defined]  # a connection
-
-    await pool.run(collect)
-    assert len(await pool.run(lambda c: delete_old_clusters(c, retention_days=90, now=pool.clock.now()))) == 1
-    assert await pool.scalar("SELECT COUNT(*) FROM cluster_attempt") == 0
