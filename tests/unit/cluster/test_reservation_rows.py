@@ -5,12 +5,11 @@ scheduler with the database in memory.
 import pytest
 from gradient_protocol.kinds import JobKind
 from gradient_protocol.messages.server import JobOffer
-from gradient_server.cluster.settings import ClusterSettings
 from gradient_server.cluster.why import ClusterStage
-from gradient_server.scoring.contexts import HistoryPrediction
 
 from tests.fakes.cluster import ClusterWorld, cluster_info
 from tests.fakes.scheduler import build, worker
+from tests.fakes.starvation import LONG_SECS, simulate
 from tests.unit.cluster.worlds import connect, pair_world
 
 
@@ -152,93 +151,22 @@ async def test_what_other_instances_do_is_noticed_within_five_seconds() -> None:
     assert "build:d-0" not in world.scheduler.tracker
 
 
-@pytest.mark.parametrize("reserves", [True, False])
-async def test_a_cluster_of_four_starts_beside_an_endless_stream_of_single_jobs(reserves: bool) -> None:
-    longest_secs = 50
-    world = ClusterWorld()
-    if not reserves:
-        world.runner.desk.after_secs = float("inf")
-    names = ("a", "b", "c", "d")
-    connect(world, *names, max_concurrent_builds=1)
-    running: dict[str, tuple[str, float]] = {}
-    for number in range(20):
-        await world.single(f"early-{number}")
-    world.submit(cluster_info("k", members=4))
-    submitted = world.clock.passed
-    started = None
-    for step in range(150):
-        await world.single(f"s{step}")
-        # Two ends at different times each, so that no four workers are ever idle by chance.
-        for position, name in enumerate(names):
-            for message in world.assigned(name):
-                await world.reply(name, message)
-                if message.cluster is None:
-                    ends = world.clock.passed + longest_secs - 10 * position
-                    running[name] = (message.assignment_id, ends)
-        if len(world.runner.attempts):
-            started = world.clock.passed - submitted
-            break
-        for name, (assignment_id, ends) in list(running.items()):
-            if ends <= world.clock.passed:
-                del running[name]
-                world.bus.publish(world.store.close(assignment_id))
-                world.scheduler.request_job(name, JobKind.BUILD)
-        await world.later(5.0)
-    if reserves:
-        assert started is not None
-        assert started <= 600 + longest_secs + 10
-    else:
-        assert started is None
+async def test_a_cluster_of_four_starts_beside_an_endless_stream_of_single_builds() -> None:
+    outcome = await simulate(reserves=True)
+    assert outcome.reserved_after_secs == 600.0
+    assert outcome.started_after_secs is not None
+    assert outcome.started_after_secs <= 600.0 + LONG_SECS
+    assert outcome.builds_meanwhile == 0
 
 
-async def seat_secs(backfill: bool) -> tuple[float, float]:
-    """(idle seat-seconds of the reservation until the start, when the cluster started after it)."""
-    world = ClusterWorld()
-    world.runner.reserver._settings = ClusterSettings(backfill=backfill)
-    connect(world, "a", "b", max_concurrent_builds=1)
-    short, long = (
-        HistoryPrediction(build_time_ms=secs * 1000.0, build_time_p95_ms=secs * 1000.0, samples=5)
-        for secs in (10.0, 100.0)
-    )
-    await world.single("long")
-    busy = next(name for name in ("a", "b") if world.outboxes[name].sent)
-    idle = "b" if busy == "a" else "a"
-    message = world.assignment(busy)
-    await world.reply(busy, message)
-    world.scheduler.pool.assignments[message.assignment_id].expected_secs = 700.0
-    world.submit(cluster_info("c"))
-    await world.later(601.0)
-    assert world.runner.desk.held is not None
-    idle_secs, running = 0.0, None
-    for step in range(40):
-        for name, history in (("s", short), ("l", long)):
-            world.queue(build(f"{name}{step}"))
-            world.scheduler.tracker.tables[JobKind.BUILD].set_history(f"build:{name}{step}", history)
-        world.scheduler.offers.flush(world.scheduler.offers.gathered)
-        for name in ("a", "b"):
-            world.score(name, f"build:s{step}", f"build:l{step}")
-        await world.settle()
-        for single in world.assigned(idle) if running is None else []:
-            assert single.job_id.startswith("build:s")
-            await world.reply(idle, single)
-            running = (single.assignment_id, world.clock.passed + 10.0)
-        await world.later(5.0)
-        if len(world.runner.attempts):
-            return idle_secs, world.clock.passed - 601.0
-        if running is None:
-            idle_secs += 5.0
-        elif running[1] <= world.clock.passed:
-            world.bus.publish(world.store.close(running[0]))
-            running = None
-            world.scheduler.request_job(idle, JobKind.BUILD)
-        if world.clock.passed >= 700.0 and message.assignment_id in world.store.open:
-            world.bus.publish(world.store.close(message.assignment_id))
-            world.scheduler.request_job(busy, JobKind.BUILD)
-    raise AssertionError("the cluster never started")
+async def test_the_control_without_reservations_does_not_start() -> None:
+    assert (await simulate(reserves=False)).started_after_secs is None
 
 
 async def test_backfill_keeps_reserved_seats_busy_with_short_builds_and_delays_nobody() -> None:
-    idle_secs, started = await seat_secs(backfill=False)
-    filled_secs, started_beside = await seat_secs(backfill=True)
-    assert filled_secs <= 0.25 * idle_secs
-    assert started_beside <= started + 10.0
+    without = await simulate(reserves=True)
+    beside = await simulate(reserves=True, backfill=True)
+    assert without.idle_worker_secs > 0
+    assert beside.idle_worker_secs <= 0.25 * without.idle_worker_secs
+    assert beside.builds_meanwhile > 0
+    assert beside.started_after_secs == without.started_after_secs

@@ -1,19 +1,20 @@
-"""Every row of cluster-jobs.md, Tracking, Placement, Prepare and Start, and Signals, on the real scheduler
+"""Every row of cluster-jobs.md, Tracking, Prepare and Start, and Signals, on the real scheduler
 with the database in memory. The database's part of the rows is tested with the database.
 """
 
 from dataclasses import replace
 
 import pytest
-from gradient_protocol.kinds import JobKind
+from gradient_protocol.kinds import EvalStep, JobKind
 from gradient_protocol.messages.server import ClusterSignal
+from gradient_protocol.messages.shapes import EvalJob
 from gradient_server.cluster.verdict import MemberState
 from gradient_server.cluster.why import ClusterStage
-from gradient_server.domain.events import JobUnqueued, SignalStored
+from gradient_server.domain.events import ClusterQueued, JobUnqueued, SignalStored
 from gradient_server.domain.status import ClusterStatus
 
 from tests.fakes.cluster import ClusterWorld, cluster_info
-from tests.fakes.scheduler import build, worker
+from tests.fakes.scheduler import build, evaluation, worker
 from tests.unit.cluster.worlds import connect, only_attempt, pair_world, signal
 
 # Tracking
@@ -98,59 +99,42 @@ async def test_idle_slots_older_than_25_seconds_are_ignored() -> None:
     assert len(world.assigned("a")) == 1
 
 
-# Placement
-
-
-async def test_the_pass_places_prioritised_clusters_first_then_the_oldest() -> None:
-    world = ClusterWorld()
-    first = world.submit(cluster_info("first"))
-    world.submit(cluster_info("second", created_at=first.created_at + 1))
-    world.submit(cluster_info("urgent", created_at=first.created_at + 2, prioritized=True))
-    connect(world, "a", "b")
-    await world.plan()
-    assert world.assignment("a").job_id.startswith("build:urgent")
-    connect(world, "d", "e")
-    await world.plan()
-    assert world.assignment("d").job_id.startswith("build:first")
-
-
-async def test_a_worker_that_went_busy_since_the_snapshot_refuses_the_whole_step() -> None:
-    world = pair_world()
-    world.submit(cluster_info("c"))
-    world.scheduler.pool.workers["b"].slots[JobKind.BUILD].wish = False
-    world.runner.run_pass()
-    assert len(world.runner.attempts) == 0
-    assert set(world.scheduler.tracker.members) == {"build:c-0", "build:c-1"}
-    assert world.scheduler.pool.assignments == {}
-
-
-async def test_a_pinned_member_sits_on_its_worker_alone() -> None:
+async def test_members_evaluations_evaluate_in_one_job() -> None:
     world = pair_world()
     info = cluster_info("c")
-    members = (info.members[0], replace(info.members[1], pin="host-a"))
-    world.submit(replace(info, members=members))
+    members = tuple(replace(member, job_key=f"eval:c-{n}") for n, member in enumerate(info.members))
+    info = replace(info, members=members)
+    world.clusters.clusters["c"] = info
+    world.bus.publish([ClusterQueued(info)])
+    # A worker that evaluates and one that only fetches: a single evaluation would be split between them.
+    world.connect(worker("f", evaluates=False))
+    for name in ("a", "b", "f"):
+        world.scheduler.request_job(name, JobKind.EVAL)
+    world.queue(*(evaluation(f"c-{n}", cluster="c") for n in range(2)))
     await world.plan()
-    assert world.assignment("a").job_id == "build:c-1"
-    assert world.assignment("b").job_id == "build:c-0"
+    for name in ("a", "b"):
+        job = world.assignment(name).job
+        assert isinstance(job, EvalJob)
+        assert job.steps == [EvalStep.FETCH, EvalStep.EVALUATE]
+    assert world.assigned("f") == []
 
 
-async def test_a_cluster_without_a_full_placement_keeps_waiting_and_single_jobs_run() -> None:
-    world = pair_world()
-    world.submit(cluster_info("c", members=3))
-    await world.single("single")
+@pytest.mark.parametrize("how", ["assignment", "full worker", "disconnect"])
+async def test_what_clears_an_idle_slot_leaves_no_seat(how: str) -> None:
+    world = ClusterWorld()
+    connect(world, "a", "b", max_concurrent_builds=1)
+    if how == "disconnect":
+        world.scheduler.worker_disconnected("b")
+    else:
+        await world.single("single")
+        await world.plan()
+    if how == "full worker":
+        for name in ("a", "b"):
+            world.scheduler.request_job(name, JobKind.BUILD)
+    world.submit(cluster_info("c"))
     await world.plan()
-    assert world.assignment("a").job_id == "build:single"
-    why = world.runner.explain("c")
-    assert why.stage is ClusterStage.SEATS
-    assert why.best_zone is not None
-    assert (why.best_zone.seats_idle, why.best_zone.seats_able) == (1, 2)
-
-
-async def test_why_names_what_nobody_has() -> None:
-    world = pair_world()
-    world.submit(cluster_info("c"), features=frozenset({"kvm"}))
-    await world.plan()
-    assert "lacks the feature kvm" in world.runner.explain("c").summary
+    assert len(world.runner.attempts) == 0
+    assert set(world.scheduler.tracker.members) == {"build:c-0", "build:c-1"}
 
 
 # Prepare and Start
@@ -299,17 +283,6 @@ async def test_a_resumed_member_gets_startcluster_if_held_and_every_signal_after
         await world.runner.sessions.forward()
         assert len(world.starts("a")) == held
         assert [one.n for one in world.outboxes["a"].take(ClusterSignal)] == list(range(last + 1, 4))
-
-
-async def test_two_half_groups_never_wait_for_each_other() -> None:
-    world = ClusterWorld()
-    first = world.submit(cluster_info("first", members=3))
-    world.submit(cluster_info("second", members=3, created_at=first.created_at + 1))
-    connect(world, "a", "b", "c", "d")
-    await world.plan()
-    sent = {name: world.assigned(name) for name in "abcd"}
-    assert sum(len(found) for found in sent.values()) == 3
-    assert all(m.job_id.startswith("build:first") for found in sent.values() for m in found)
 
 
 async def test_fifty_failed_prepares_in_a_row_leave_no_attempt_open_and_no_slot_taken() -> None:
