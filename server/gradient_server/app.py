@@ -190,7 +190,8 @@ async def _run(
         async with trio.open_nursery() as loops:
             await _start_loops(services, loops)
             loops.start_soon(Door(services).run, listeners, connections)
-            for worker_id in dict.fromkeys(assignment.worker_id for assignment in owned):
+            away = [assignment.worker_id for assignment in owned]
+            for worker_id in dict.fromkeys([*away, *services.clusters.awaited_workers()]):
                 services.graces.arm(worker_id)
             for listener in listeners:
                 announce(f"workers: {listener_address(listener)}")
