@@ -103,6 +103,24 @@ async def test_a_hold_expires_while_the_session_lives(
         await session.expect_none(w.JobUpdate)
 
 
+async def test_a_draining_worker_rejects_a_member_and_an_aborted_attempt_is_remembered(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent() as agent:
+        session = await rig.server.session(nursery)
+        # It overtook its assignment: nothing is held that nobody would end.
+        session.send(server.AbortCluster(attempt=ATTEMPT, reason="a member rejected"))
+        session.send(assign("true", cluster=seat()))
+        answer = await session.expect(w.AssignJobResponse)
+        assert (answer.accepted, answer.reason) == (False, "this cluster attempt was aborted")
+        other = shapes.ClusterSeat(attempt="another", role="server", index=0, hold_secs=40)
+        agent.stop_taking_jobs("worker draining")
+        session.send(assign("true", cluster=other))
+        answer = await session.expect(w.AssignJobResponse)
+        assert (answer.accepted, answer.reason) == (False, "worker draining")
+        assert agent.slots.taken(JobKind.BUILD) == 0
+
+
 async def test_a_member_runs_its_command_though_its_outputs_are_held(
     rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
