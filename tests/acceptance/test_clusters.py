@@ -132,6 +132,11 @@ def test_a_cluster_without_seats_says_what_for_and_starts_once_a_worker_comes(
     told = trio.gradient("why", "--cluster", "exotic").stdout
     assert "the pool seats 0 of 2" in told
     assert "bench-rig" in told
+    member = submitted.show(trio)["members"][0]["job"]
+    of_member = trio.gradient("why", member).stdout
+    assert "starts together" in of_member
+    assert "the pool seats 0 of 2" in of_member
+    assert f"cluster exotic ({submitted.id}) Queued: the pool seats 0 of 2" in trio.gradient("status").stdout
     trio.start_worker("host-d", "--system-features", "bench-rig")
     half = wait_until("one seat of two", lambda: submitted.why(trio)["best_zone"]["seats_idle"] == 1)
     assert half
