@@ -6,9 +6,10 @@ import pytest
 from gradient_protocol.kinds import JobKind
 from gradient_protocol.messages.server import JobOffer
 from gradient_server.cluster.why import ClusterStage
+from gradient_server.domain.cluster import StoppingAttempt
 
 from tests.fakes.cluster import ClusterWorld, cluster_info
-from tests.fakes.scheduler import build, worker
+from tests.fakes.scheduler import START, build, worker
 from tests.fakes.starvation import LONG_SECS, simulate
 from tests.unit.cluster.worlds import connect, pair_world
 
@@ -149,6 +150,26 @@ async def test_what_other_instances_do_is_noticed_within_five_seconds() -> None:
     await world.runner.loader.refresh()
     assert world.runner.book.get("d") is None
     assert "build:d-0" not in world.scheduler.tracker
+
+
+async def test_a_cluster_whose_survivors_stop_elsewhere_is_left_to_that_instance() -> None:
+    world = pair_world()
+    stopping = StoppingAttempt(id="t", instance_id="instance-2", until=START + 300.0, members=())
+    info = cluster_info("c", stopping_attempt=stopping)
+    world.clusters.clusters["c"] = info
+    for member in info.members:
+        name = member.job_key.removeprefix("build:")
+        world.store.queued[member.job_key] = build(name, cluster="c")
+    await world.runner.loader.refresh()
+    await world.plan()
+    assert world.assigned("a") == world.assigned("b") == []
+    # It was told that they have ended, or the 300 s are over.
+    world.clock.passed += 301.0
+    for name in ("a", "b"):
+        world.scheduler.request_job(name, JobKind.BUILD)
+    await world.runner.loader.refresh()
+    await world.plan()
+    assert len(world.assigned("a")) == len(world.assigned("b")) == 1
 
 
 async def test_a_cluster_of_four_starts_beside_an_endless_stream_of_single_builds() -> None:
