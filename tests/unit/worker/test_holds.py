@@ -106,6 +106,7 @@ class HoldsMachine(RuleBasedStateMachine):
         self.holds = Holds()
         self.now = 0.0
         self.held: dict[str, str] = {}
+        self.deadlines: dict[str, float] = {}
         self.running: dict[str, str] = {}
 
     @rule(name=NAMES, attempt=ATTEMPTS, secs=st.floats(0.1, 100))
@@ -116,6 +117,7 @@ class HoldsMachine(RuleBasedStateMachine):
         if refusal is None and not known:
             assert attempt not in members.values()
             self.held[name] = attempt
+            self.deadlines[name] = self.now + secs
 
     @rule(attempt=ATTEMPTS)
     def start(self, attempt: str) -> None:
@@ -144,6 +146,7 @@ class HoldsMachine(RuleBasedStateMachine):
         self.now += secs
         for release in self.holds.expire(self.now):
             del self.held[release.assignment_id]
+        assert all(self.deadlines[name] > self.now for name in self.held), "a hold always ends"
 
     @invariant()
     def agrees(self) -> None:
