@@ -1,5 +1,6 @@
 """Meters on recorded file trees: what the kernel's files look like, on v1, on v2, old and new."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,32 @@ def test_v2(v2: Path) -> None:
     assert meter.cpu_time_ms() == 1234
     assert meter.io_bytes() == (1024, 2048)
     assert meter.oom_kills() == 2
+
+
+CLOUD_KERNEL = json.loads(Path(__file__).with_name("cgroup_v2_linux_6_1.json").read_text())
+
+
+def test_what_a_cloud_kernel_has_recorded(tmp_path: Path) -> None:
+    """One build that took 96 MiB and was there to be read, and one that was killed at its limit of 48."""
+    seen = {}
+    for name in ("roomy", "tight"):
+        for file, text in CLOUD_KERNEL[name].items():
+            (tmp_path / file).write_text(text)
+        meter = BuildCgroup({"unified": tmp_path})
+        seen[name] = (meter.peak_ram(), meter.anon_peak_ram_mb(), meter.cpu_time_ms(), meter.oom_kills())
+        assert meter.io_bytes() == (0, 0)
+    assert seen["roomy"] == (PeakReading(97, PeakSource.PEAK), 97, 1656, 0)
+    assert seen["tight"] == (PeakReading(48, PeakSource.CAPPED), None, 730, 1)
+
+
+@pytest.mark.parametrize("file", ["memory.peak", "memory.current", "memory.stat"])
+def test_an_empty_cgroup_has_no_peak(v2: Path, file: str) -> None:
+    """A nought is what is read before a build joined, and is never a row of its history."""
+    (v2 / "memory.peak").unlink()
+    for name, text in {"memory.current": "0\n", "memory.stat": "anon 0\n", file: "0\n"}.items():
+        (v2 / name).write_text("anon 0\n" if name == "memory.stat" else text)
+    meter = BuildCgroup({"unified": v2})
+    assert (meter.peak_ram(), meter.anon_peak_ram_mb()) == (None, None)
 
 
 def test_a_vanished_cgroup_keeps_its_last_values_and_peaks_only_grow(v2: Path) -> None:

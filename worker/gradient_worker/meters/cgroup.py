@@ -130,12 +130,12 @@ class BuildCgroup:
 
     def peak_ram(self) -> PeakReading | None:
         """The peak with page cache: the kernel's, else the highest sample; None if it cannot be known."""
-        kernel_bytes = _try(self._kernel_peak_bytes)
+        kernel_bytes = _some(_try(self._kernel_peak_bytes))
         if kernel_bytes is not None:
             source = PeakSource.CAPPED if self._was_limited() else PeakSource.PEAK
             self._peak = PeakReading(_mib(kernel_bytes), source)
         elif self._peak is None or self._peak.source is PeakSource.SAMPLED:
-            self._sampled_bytes = _larger(self._sampled_bytes, _try(self._current_bytes))
+            self._sampled_bytes = _larger(self._sampled_bytes, _some(_try(self._current_bytes)))
             if self._sampled_bytes is not None:
                 self._peak = PeakReading(_mib(self._sampled_bytes), PeakSource.SAMPLED)
         return self._peak
@@ -147,7 +147,7 @@ class BuildCgroup:
 
     def anon_peak_ram_mb(self) -> int | None:
         """The highest sample of anonymous memory, MiB: what the build itself held, without page cache."""
-        self._anon_bytes = _larger(self._anon_bytes, _try(self._current_anon_bytes))
+        self._anon_bytes = _larger(self._anon_bytes, _some(_try(self._current_anon_bytes)))
         return None if self._anon_bytes is None else _mib(self._anon_bytes)
 
     def cpu_time_ms(self) -> int | None:
@@ -283,6 +283,11 @@ def _try(read: Callable[[], T | None]) -> T | None:
         return read()
     except (OSError, ValueError):
         return None
+
+
+def _some(count: int | None) -> int | None:
+    """No process lives on no memory: a nought was read before the first joined, or after the last left."""
+    return count or None
 
 
 def _larger(before: int | None, now: int | None) -> int | None:
