@@ -107,17 +107,27 @@ class PlainProgress(SilentProgress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began = time.monotonic()
+        self._unfinished: set[str] = set()
+        self._there_already = 0
 
     def show(self, name: str, data: Json, state: State) -> None:
-        """Prints what a reader of a log file wants to know later."""
+        """Prints what a reader of a log file wants to know later: not each build that others had done."""
+        if name == "snapshot":
+            self._unfinished = {build["id"] for build in data["builds"] if build["status"] not in ENDED}
+        elif name == "build" and data["status"] not in ENDED:
+            self._unfinished.add(data["id"])
+        elif name == "build" and data["status"] == "Completed" and data["id"] not in self._unfinished:
+            self._there_already += 1
+            return
+        elif name == "evaluation" and data["status"] in FINAL and self._there_already:
+            self._print(f"{self._there_already} of {len(state.builds)} builds were there already")
         line = _plain_line(name, data, state)
         if line is not None:
-            self._console.print(
-                f"{time.monotonic() - self._began:7.1f}s  {line}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        since = time.monotonic() - self._began
+        self._console.print(f"{since:7.1f}s  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _plain_line(name: str, data: Json, state: State) -> str | None:

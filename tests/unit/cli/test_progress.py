@@ -70,3 +70,30 @@ def test_plain_lines_show_markup_as_it_is() -> None:
     state.apply("build", data)
     progress.show("build", data, state)
     assert "[bold]lib-1.0[/nope] Failed: exit status 1 (0 of 1 built, 1 failed)" in written.getvalue()
+
+
+def test_builds_that_others_had_done_are_counted_in_one_line() -> None:
+    written = io.StringIO()
+    progress, state = PlainProgress(Console(file=written, width=80)), State()
+
+    def tell(name: str, data: dict) -> None:
+        state.apply(name, data)
+        progress.show(name, data, state)
+
+    def build(name: str, status: str) -> dict:
+        return {"id": name, "name": name, "status": status, "worker": None, "error": None}
+
+    tell("snapshot", snapshot())
+    for name in ("done-a", "done-b"):
+        tell("build", build(name, "Completed"))
+    tell("build", build("new", "Assigned"))
+    tell("build", build("new", "Completed"))
+    tell("evaluation", {"status": "Completed", "error": None})
+    lines = [line.split("s  ", 1)[1] for line in written.getvalue().splitlines()]
+    assert lines == [
+        "evaluation e1 is Building: 0 of 0 built",
+        "new on a worker",
+        "new Completed (3 of 3 built)",
+        "2 of 3 builds were there already",
+        "evaluation Completed",
+    ]
