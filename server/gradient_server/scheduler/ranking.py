@@ -49,7 +49,8 @@ class Choice:
 class Verdict:
     """A decision and, where one passed, the choice.
 
-    `short_of_ram`: rows of the table that are held for want of memory, and for nothing else.
+    `short_of_ram`: rows of the table that are held for want of memory and for nothing else, or are to be
+    waited for as if they were.
     """
 
     choice: Choice | None
@@ -124,7 +125,9 @@ class Ranking:
             below_floor=len(rows) - vetoed - int(np.count_nonzero(wins)),
             detail=DecisionDetail(scores, job_ids),
         )
-        short_of_ram = candidates.rows[_short_of_ram(scores)] if scores.holds else _NO_ROWS
+        short_of_ram = _NO_ROWS
+        if scores.holds or scores.waits is not None:
+            short_of_ram = candidates.rows[_short_of_ram(scores)]
         if chosen is None:
             return Verdict(None, decision, short_of_ram)
         wins[chosen] = False
@@ -159,6 +162,11 @@ class Ranking:
         if table.kind is JobKind.EVAL and not worker.info.can.eval:
             self._only_halves(table, worker, rows, allowed)
         return allowed
+
+    def is_outsized(self, tracked: Tracked, worker: Worker, need_mb: float) -> bool:
+        """Whether the job needs more MB than any worker for it has, and this one has the most."""
+        largest = float(self._pool.ram_by_requirement()[0][tracked.requirement_id])
+        return need_mb > largest and worker.context.metrics.ram_total_mb >= largest
 
     def evaluator_is_idle(self, worker: Worker, tracked: Tracked) -> bool:
         """Whether another worker that evaluates and does not fetch waits for such a job."""
@@ -279,7 +287,7 @@ class Ranking:
 
 
 def _short_of_ram(scores: Scores) -> Flags:
-    """Whom the memory rule holds and no other."""
+    """Whom the memory rule holds and no other, and whom it makes wait without holding."""
     held = np.zeros(len(scores.total), np.bool_)
     otherwise = held.copy()
     for name, flags in scores.holds:
@@ -287,6 +295,8 @@ def _short_of_ram(scores: Scores) -> Flags:
             held |= flags
         else:
             otherwise |= flags
+    if scores.waits is not None:
+        held |= scores.waits
     flags_alone: Flags = held & ~otherwise
     return flags_alone
 

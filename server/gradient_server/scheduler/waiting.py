@@ -5,6 +5,8 @@ Rules:
 
 - A build waits for a worker if it was held there for want of memory alone, in a round of that worker. A
   prioritised one may at once, another once it has been ready for 60 s.
+- So may one that is larger than every worker, at the largest of them while that holds reservations: it
+  fits once nothing else is reserved there, and then runs alone.
 - A worker waits for one build, and a build for one worker. Prioritised builds go first, then those that
   were ready first; the smaller job id breaks ties.
 - What the build needs to start is kept free: every other build sees that much less memory. The build
@@ -107,7 +109,7 @@ class WaitingBuilds:
             self._keep(worker, tracked, instance)
             return None
         choice = verdict.choice
-        if choice is None or not _fits(choice, worker, instance):
+        if choice is None or not self._fits(choice, worker, instance):
             self.end_worker(worker.id)
             return None
         return verdict
@@ -135,6 +137,14 @@ class WaitingBuilds:
         self._by_job[job_id] = worker.id
         worker.keep_ram(job_id, need_mb)
 
+    def _fits(self, choice: Choice, worker: Worker, instance: InstanceContext) -> bool:
+        """Whether the memory is there: what is not held may be short of memory that nobody gives back."""
+        metrics = worker.context_for(choice.tracked.job.job_id).metrics
+        need_mb = _needed_to_start_mb(choice.tracked, instance, outputs_present=choice.outputs_present)
+        if math.isnan(metrics.ram_available_mb) or need_mb <= max(metrics.ram_available_mb, 0.0):
+            return True
+        return not metrics.will_release_ram and self._ranking.is_outsized(choice.tracked, worker, need_mb)
+
 
 def _needed_to_start_mb(tracked: Tracked, instance: InstanceContext, *, outputs_present: bool) -> float:
     return RamNeed.of(
@@ -143,10 +153,3 @@ def _needed_to_start_mb(tracked: Tracked, instance: InstanceContext, *, outputs_
         outputs_present=outputs_present,
         unmeasured_mb=instance.unmeasured_build_ram_mb,
     ).needed_to_start_mb
-
-
-def _fits(choice: Choice, worker: Worker, instance: InstanceContext) -> bool:
-    """Whether the memory is there: what is not held may also be short of memory that nobody gives back."""
-    available_mb = worker.context_for(choice.tracked.job.job_id).metrics.ram_available_mb
-    need_mb = _needed_to_start_mb(choice.tracked, instance, outputs_present=choice.outputs_present)
-    return math.isnan(available_mb) or need_mb <= max(available_mb, 0.0)

@@ -55,7 +55,8 @@ class Scores:
     """What a policy says of n candidates: totals, holds, and the points of each rule.
 
     `points` is in the order of `rule_names`; `holds` names each rule that holds some, and whom;
-    `vetoed` is None where nobody is held.
+    `vetoed` is None where nobody is held; `waits` names those that a rule does not hold and that are to be
+    waited for all the same, and is None for none.
     """
 
     rule_names: tuple[str, ...]
@@ -64,6 +65,7 @@ class Scores:
     vetoed: Flags | None
     holds: tuple[tuple[str, Flags], ...]
     estimate: Estimate | None
+    waits: Flags | None = None
 
     @property
     def wins(self) -> Flags:
@@ -143,12 +145,16 @@ class RulePolicy:
         """The same totals with every rule's part and the vetoes."""
         points = tuple(rule.score(columns, worker, instance) for rule in self.rules)
         vetoed: Flags | None = None
+        waits: Flags | None = None
         holds: list[tuple[str, Flags]] = []
         for rule in self.rules:
             flags = rule.veto(columns, worker, instance)
             if flags is not None:
                 holds.append((rule.name, flags))
                 vetoed = flags if vetoed is None else vetoed | flags
+            flags = rule.waits(columns, worker, instance)
+            if flags is not None:
+                waits = flags if waits is None else waits | flags
         estimate = columns.memo.get("estimate")
         return Scores(
             rule_names=self._names,
@@ -157,6 +163,7 @@ class RulePolicy:
             vetoed=vetoed,
             holds=tuple(holds),
             estimate=estimate if isinstance(estimate, Estimate) else None,
+            waits=waits,
         )
 
     def held_unscored(

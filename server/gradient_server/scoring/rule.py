@@ -26,6 +26,10 @@ class Rule(Protocol):
         """True: not now, whatever the sum. None: the rule holds none of them."""
         ...
 
+    def waits(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Flags | None:
+        """Not held, and still to be waited for by the worker as if it were. None: none of them."""
+        ...
+
 
 class ScoreRule:
     """Defaults: a rule that reads no shares and holds nothing."""
@@ -42,4 +46,13 @@ class ScoreRule:
         instance: InstanceContext,  # noqa: ARG002 - the interface of a rule
     ) -> Flags | None:
         """Never holds."""
+        return None
+
+    def waits(
+        self,
+        columns: JobColumns,  # noqa: ARG002 - the interface of a rule
+        worker: WorkerContext,  # noqa: ARG002 - the interface of a rule
+        instance: InstanceContext,  # noqa: ARG002 - the interface of a rule
+    ) -> Flags | None:
+        """Nothing to wait for but what is held."""
         return None

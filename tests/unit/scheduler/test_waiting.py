@@ -231,3 +231,45 @@ async def test_a_build_larger_than_every_worker_runs_alone_on_the_largest_and_wh
     assert standings["a"].endswith("; it needs 6.4 GiB of 3.9 GiB, so it may not fit")
     await ended(world, first)
     assert [one.job_id for one in world.assigned("a")] == ["build:huge"]
+
+
+async def test_one_larger_than_every_worker_waits_for_the_largest_and_is_not_passed_by_for_ever() -> None:
+    world = World()
+    first = await occupied(world, "a", 1000)
+    world.connect(worker("small", ram_total_mb=3000))
+    await give(world, "a", sized("huge", 6000))
+    world.clock.passed += 60
+    for number in range(3):
+        await give(world, "a", sized(f"small-{number}", 300, ready_at=world.clock.now()))
+        assert world.assigned("a") == []
+    assert (waiting(world).build_of("a"), kept_mb(world, "a")) == ("build:huge", 6601.0)
+    await ended(world, first)
+    # Alone: what is reserved for it leaves nothing for the small ones, which still wait.
+    assert [one.job_id for one in world.assigned("a")] == ["build:huge"]
+    assert waiting(world).build_of("a") is None
+    world.scheduler.request_job("a", JobKind.BUILD)
+    await world.settle()
+    assert world.assigned("a") == []
+
+
+async def test_before_its_60_s_one_larger_than_every_worker_is_passed_by() -> None:
+    """The control of the test above."""
+    world = World()
+    await occupied(world, "a", 1000)
+    await give(world, "a", sized("huge", 6000))
+    world.clock.passed += 59
+    await give(world, "a", sized("small", 300, ready_at=START + 59))
+    assert [one.job_id for one in world.assigned("a")] == ["build:small"]
+
+
+async def test_a_larger_worker_ends_the_wait_of_one_that_fits_there() -> None:
+    world = World()
+    await occupied(world, "a", 1000)
+    await give(world, "a", sized("huge", 6000))
+    world.clock.passed += 60
+    await world.tick()
+    assert waiting(world).build_of("a") == "build:huge"
+    world.connect(worker("b", ram_total_mb=2 * TOTAL))
+    await give(world, "a", sized("small", 300))
+    assert [one.job_id for one in world.assigned("a")] == ["build:small"]
+    assert waiting(world).build_of("a") is None

@@ -59,6 +59,20 @@ class ResourceSaturationRule(ScoreRule):
         too_large = _over(needed_to_start_mb(columns, instance), metrics.ram_total_mb, len(columns))
         return unfit & ~too_large
 
+    def waits(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Flags | None:
+        """Larger than every worker, on the largest of them, while that holds reservations.
+
+        It is penalised and not held, for it will never fit; but it can start there once nothing else
+        is reserved, and would not ever beside a stream of small builds.
+        """
+        metrics = worker.metrics
+        if not metrics.will_release_ram or math.isnan(metrics.ram_total_mb):
+            return None
+        pool_total = columns.field(Field.POOL_RAM_TOTAL_MB)
+        need = needed_to_start_mb(columns, instance)
+        flags: Flags = (need > pool_total) & (metrics.ram_total_mb >= pool_total)
+        return flags if np.count_nonzero(flags) else None
+
     def _saturated(self, columns: JobColumns, worker: WorkerContext) -> Flags | None:
         """Candidates that the host's load counts against; None for none."""
         metrics = worker.metrics
