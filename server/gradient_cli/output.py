@@ -167,15 +167,18 @@ def print_why(why: Json) -> None:
 
 
 def print_decision(decision: Json) -> None:
-    """The breakdown of the score that won, rule by rule."""
+    """The breakdown of the score that won, rule by rule, beside that of the next in line."""
     _line(f"  went to {decision['worker']} with {decision['total']:.1f} points")
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     table.add_column("    RULE")
     table.add_column("POINTS", justify="right")
-    for rule, points in decision["rules"].items():
-        table.add_row(f"    {rule}", f"{points:.1f}")
-    console.print(table)
     runner_up = decision.get("runner_up")
+    if runner_up:
+        table.add_column("NEXT IN LINE", justify="right")
+    for rule, points in decision["rules"].items():
+        beside = [f"{runner_up['rules'].get(rule, 0.0):.1f}"] if runner_up else []
+        table.add_row(f"    {rule}", f"{points:.1f}", *beside)
+    console.print(table)
     if runner_up:
         name = runner_up.get("name") or runner_up["job"]
         _line(f"  the next in line was {name} with {runner_up['total']:.1f} points")

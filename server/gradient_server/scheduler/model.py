@@ -11,6 +11,7 @@ from gradient_protocol.messages.shapes import Capabilities
 from gradient_protocol.messages.worker import WorkerCapabilities
 
 from gradient_server.domain.job import PendingJob
+from gradient_server.scoring.breakdown import RunnerUp
 
 __all__ = [
     "ASSIGNMENT_ANSWER_SECS",
@@ -119,7 +120,7 @@ class Assignment:
     expected_secs: float | None = None
     # The decision that made it: the breakdown, and who came second.
     score_breakdown: dict[str, object] | None = None
-    runner_up: tuple[str, float] | None = None
+    runner_up: RunnerUp | None = None
     # An abort was stored while the claim was under way: the job is not sent any more.
     unwanted: bool = False
     # JobQueued came while the assignment was open: what is true then is looked up at its end.

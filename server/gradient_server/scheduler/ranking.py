@@ -17,7 +17,7 @@ from gradient_server.scheduler.tracker import JobTable, Tracked
 from gradient_server.scheduler.window import Window
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
-from gradient_server.scoring.breakdown import ScoreBreakdown
+from gradient_server.scoring.breakdown import RunnerUp, ScoreBreakdown
 from gradient_server.scoring.columns import Field, Flags, JobColumns, Vector
 from gradient_server.scoring.contexts import InstanceContext, WorkerContext
 from gradient_server.scoring.policy import Scores, ScoringPolicy
@@ -39,7 +39,7 @@ class Choice:
 
     tracked: Tracked
     breakdown: ScoreBreakdown
-    runner_up: tuple[str, float] | None
+    runner_up: RunnerUp | None
     missing_count: int | None
     missing_nar_size: int | None
     outputs_present: bool
@@ -136,7 +136,7 @@ class Ranking:
         choice = Choice(
             tracked=table.at(rows[chosen]),
             breakdown=scores.breakdown(chosen),
-            runner_up=None if second is None else (job_ids[second], float(scores.total[second])),
+            runner_up=None if second is None else _runner_up(scores, second, job_ids[second]),
             missing_count=missing_count,
             missing_nar_size=missing_nar_size,
             outputs_present=outputs_present,
@@ -284,6 +284,10 @@ class Ranking:
         for place in np.flatnonzero(allowed).tolist():
             if not self.evaluator_is_idle(worker, table.at(rows[place])):
                 allowed[place] = False
+
+
+def _runner_up(scores: Scores, place: int, job_id: str) -> RunnerUp:
+    return RunnerUp(job_id, float(scores.total[place]), scores.points_of(place))
 
 
 def _short_of_ram(scores: Scores) -> Flags:

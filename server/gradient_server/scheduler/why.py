@@ -5,6 +5,8 @@ answered as `unknown` for the caller to complete from the graph.
 """
 
 import enum
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +20,14 @@ from gradient_server.scheduler.ranking import Ranking
 from gradient_server.scheduler.tracker import JobTracker, Tracked
 from gradient_server.scheduler.worker import Worker
 from gradient_server.scheduler.worker_pool import WorkerPool
-from gradient_server.scoring.contexts import InstanceContext
+from gradient_server.scoring.breakdown import RunnerUp
+from gradient_server.scoring.columns import Field
+from gradient_server.scoring.contexts import InstanceContext, WorkerMetricsView
+from gradient_server.scoring.policy import Scores
+from gradient_server.scoring.rules import RescoreWaitRule, ResourceSaturationRule
 from gradient_server.scoring.weights import ASSIGN_FLOOR, RESCORE_MAX_ROUNDS
 
-__all__ = ["Standing", "WhyAnswer", "WhyState", "WorkerStanding", "explain"]
+__all__ = ["Standing", "WhyAnswer", "WhyState", "WorkerStanding", "explain", "what_helps"]
 
 
 class WhyState(enum.StrEnum):
@@ -50,7 +56,10 @@ class Standing(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStanding:
-    """One worker's answer. `score_breakdown` as it is recorded, where the worker is eligible."""
+    """One worker's answer. `score_breakdown` as it is recorded, where the worker is eligible.
+
+    `missing_ram_mb`: MB that must be released there before it fits; None where that is not what it lacks.
+    """
 
     worker_id: str
     worker_name: str
@@ -58,11 +67,12 @@ class WorkerStanding:
     text: str
     total: float | None = None
     score_breakdown: dict[str, object] | None = None
+    missing_ram_mb: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WhyAnswer:
-    """`summary` is one line for people. `runner_up` is (job, total): what the worker took this before."""
+    """`summary` is one line for people. `runner_up`: what the worker took this before."""
 
     job_id: str
     state: WhyState
@@ -73,7 +83,16 @@ class WhyAnswer:
     worker_name: str | None = None
     stage: str | None = None
     score_breakdown: dict[str, object] | None = None
-    runner_up: tuple[str, float] | None = None
+    runner_up: RunnerUp | None = None
+
+
+def what_helps(workers: Iterable[WorkerStanding]) -> str | None:
+    """What would let a job start that is held for want of memory: where the least has to be released."""
+    short = [one for one in workers if one.missing_ram_mb is not None and one.standing in _SCORED_NO]
+    least = min(short, key=lambda one: (one.missing_ram_mb or 0.0, one.worker_name), default=None)
+    if least is None or least.missing_ram_mb is None:
+        return None
+    return f"fits once {_gib(least.missing_ram_mb)} are released on {least.worker_name}"
 
 
 def explain(
@@ -99,6 +118,7 @@ def explain(
         return _not_yet(job, pool, now)
     table = tracker.tables[job.kind]
     row = np.array([tracked.row])
+    rounds = int(table.matrix[Field.RESCORE_COUNT, tracked.row])
     allowed = {worker.id: bool(ranking.allowed(table, worker, row, monotonic)[0]) for worker in pool}
 
     def standing(worker: Worker) -> WorkerStanding:
@@ -108,8 +128,7 @@ def explain(
         if not allowed[worker.id]:
             return _no(worker, Refusal(RefusalCode.RAM, "has too little memory, or cannot take it whole"))
         scores = ranking.score_one(table, tracked, worker, instance, now=now)
-        breakdown = scores.breakdown(0).as_json()
-        return _scored(worker, tracked, breakdown, float(scores.total[0]), _ram(worker, tracked, instance))
+        return _scored(worker, tracked, scores, rounds=rounds, ram=_ram(worker, tracked, ranking, instance))
 
     workers = tuple(standing(worker) for worker in pool)
     return WhyAnswer(job_id, WhyState.PENDING, _summary(job, workers), workers=workers)
@@ -131,6 +150,7 @@ def refusal_now(tracked: Tracked, worker: Worker, monotonic: float) -> Refusal |
     return None
 
 
+_SCORED_NO = (Standing.VETOED, Standing.BELOW_FLOOR)
 _STANDINGS = {
     RefusalCode.DRAINING: Standing.DRAINING,
     RefusalCode.REJECTED: Standing.REJECTED,
@@ -145,26 +165,56 @@ def _no(worker: Worker, no: Refusal) -> WorkerStanding:
 
 @dataclass(frozen=True, slots=True)
 class _Ram:
-    """MB that the job needs to start, and MB that the worker has for it and in all; NaN unknown."""
+    """MB that the job needs to start, and what the worker has for it; NaN unknown."""
 
     need: float
-    available: float
-    total: float
+    metrics: WorkerMetricsView
     kept: bool
+    outsized: bool
+
+    @property
+    def available(self) -> float:
+        """MB for the job now, and nothing where more is spoken for than there is."""
+        return max(self.metrics.ram_available_mb, 0.0)
+
+    @property
+    def missing_mb(self) -> float | None:
+        """What has to be released before it fits; None where it fits, never will, or nobody can tell."""
+        if self.need > self.metrics.ram_total_mb or not self.need > self.available:
+            return None
+        return self.need - self.available
+
+    @property
+    def figures(self) -> str:
+        """What is needed and what there is."""
+        metrics = self.metrics
+        parts = [
+            f"it needs {_gib(self.need)}",
+            f"{_gib(self.available)} of {_gib(metrics.ram_total_mb)} are left",
+        ]
+        if metrics.ram_reserved_mb:
+            parts.append(f"{_gib(metrics.ram_reserved_mb)} are reserved by what runs there")
+        if metrics.ram_reserved_for_waiting_build_mb:
+            parts.append(
+                f"{_gib(metrics.ram_reserved_for_waiting_build_mb)} are kept for a build that waits longer"
+            )
+        return ", ".join(parts)
 
     @property
     def note(self) -> str:
         """What there is to say about it, to be put after the verdict; empty for nothing."""
-        if self.need > self.total:
-            return f"; it needs {_gib(self.need)} of {_gib(self.total)}, so it may not fit"
-        if self.need > max(self.available, 0.0):
-            missing = _gib(self.need - max(self.available, 0.0))
+        if self.need > self.metrics.ram_total_mb:
+            text = f"; it needs {_gib(self.need)} of {_gib(self.metrics.ram_total_mb)}, so it may not fit"
+            if self.outsized and self.metrics.will_release_ram:
+                text += "; no worker has more, and it starts alone there once what runs has ended"
+            return text
+        if self.missing_mb is not None:
             kept = ", and what is released is kept for it" if self.kept else ""
-            return f"; it fits once {missing} are released there{kept}"
+            return f"; it fits once {_gib(self.missing_mb)} are released there{kept}"
         return ""
 
 
-def _ram(worker: Worker, tracked: Tracked, instance: InstanceContext) -> _Ram:
+def _ram(worker: Worker, tracked: Tracked, ranking: Ranking, instance: InstanceContext) -> _Ram:
     place = worker.windows[tracked.job.kind].place(tracked.job.job_id)
     need = RamNeed.of(
         tracked.job,
@@ -172,39 +222,61 @@ def _ram(worker: Worker, tracked: Tracked, instance: InstanceContext) -> _Ram:
         outputs_present=place >= 0 and bool(worker.windows[tracked.job.kind].outputs_present[place]),
         unmeasured_mb=instance.unmeasured_build_ram_mb,
     )
-    metrics = worker.context_for(tracked.job.job_id).metrics
-    kept = worker.waits_for == tracked.job.job_id
-    return _Ram(need.needed_to_start_mb, metrics.ram_available_mb, metrics.ram_total_mb, kept)
+    need_mb = need.needed_to_start_mb
+    return _Ram(
+        need=need_mb,
+        metrics=worker.context_for(tracked.job.job_id).metrics,
+        kept=worker.waits_for == tracked.job.job_id,
+        outsized=ranking.is_outsized(tracked, worker, need_mb),
+    )
 
 
 def _gib(megabytes: float) -> str:
-    return f"{megabytes / 1024:.1f} GiB"
+    return "an unknown amount" if math.isnan(megabytes) else f"{megabytes / 1024:.1f} GiB"
 
 
-def _scored(
-    worker: Worker, tracked: Tracked, breakdown: dict[str, object], total: float, ram: _Ram
-) -> WorkerStanding:
+def _scored(worker: Worker, tracked: Tracked, scores: Scores, *, rounds: int, ram: _Ram) -> WorkerStanding:
+    breakdown, total = scores.breakdown(0).as_json(), float(scores.total[0])
     vetoes = breakdown["vetoes"]
     if isinstance(vetoes, list) and vetoes:
-        standing, text = Standing.VETOED, f"is held by {', '.join(vetoes)}{_score_pending(worker, tracked)}"
+        held = [_held_by(str(name), worker, tracked, rounds, ram) for name in vetoes]
+        standing, text = Standing.VETOED, f"is held by {' and '.join(held)}"
     elif total < ASSIGN_FLOOR:
         standing = Standing.BELOW_FLOOR
         text = f"scores {total:.0f}, {ASSIGN_FLOOR - total:.0f} points below the floor"
+        text += _what_lowers_it(breakdown, worker)
     elif worker.slots[tracked.job.kind].ready:
         standing, text = Standing.WOULD_TAKE, f"would take it, with {total:.0f} points"
     else:
         standing, text = Standing.NOT_ASKING, f"scores {total:.0f} and has not asked for work"
-    return WorkerStanding(worker.id, worker.info.name, standing, text + ram.note, total, breakdown)
+    return WorkerStanding(
+        worker.id, worker.info.name, standing, text + ram.note, total, breakdown, ram.missing_mb
+    )
 
 
-def _score_pending(worker: Worker, tracked: Tracked) -> str:
-    if worker.id in tracked.offered_to:
-        return (
-            " (offered; the worker has not scored it yet)"
-            if worker.windows[tracked.job.kind].unscored
-            else ""
+def _held_by(rule: str, worker: Worker, tracked: Tracked, rounds: int, ram: _Ram) -> str:
+    """The rule, with the figures that it holds the job for."""
+    if rule == RescoreWaitRule.name:
+        offered = (
+            "it has not said yet what it lacks" if worker.id in tracked.offered_to else "not offered to it"
         )
-    return f" (not offered to it; considered unscored after {RESCORE_MAX_ROUNDS} rounds)"
+        left = f"considered unscored after {RESCORE_MAX_ROUNDS} rounds, of which {rounds} passed"
+        return f"{rule} ({offered}; {left})"
+    if rule == ResourceSaturationRule.name:
+        return f"{rule} ({ram.figures})"
+    return rule
+
+
+def _what_lowers_it(breakdown: dict[str, object], worker: Worker) -> str:
+    """The rules that take points, and the host's load where that is one of them."""
+    rules = breakdown["rules"]
+    taken = {name: points for name, points in rules.items() if points < 0} if isinstance(rules, dict) else {}
+    text = ": " + ", ".join(f"{name} {points:.0f}" for name, points in taken.items()) if taken else ""
+    if ResourceSaturationRule.name in taken:
+        metrics = worker.context.metrics
+        cpu = "unknown" if math.isnan(metrics.cpu_usage_pct) else f"at {metrics.cpu_usage_pct:.0f} %"
+        text += f" (its CPU is {cpu}, {_gib(metrics.ram_free_mb)} of {_gib(metrics.ram_total_mb)} are free)"
+    return text
 
 
 def _assigned(assignment: Assignment) -> WhyAnswer:

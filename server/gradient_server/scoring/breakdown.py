@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ScoreBreakdown"]
+__all__ = ["RunnerUp", "ScoreBreakdown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +24,12 @@ class ScoreBreakdown:
         if self.estimate is not None:
             recorded["estimate"] = dict(self.estimate)
         return recorded
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """Who would have been assigned instead: its points by rule, and their sum."""
+
+    job_id: str
+    total: float
+    rules: dict[str, float]

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from gradient_server.graph.job_views import JobView
 from gradient_server.net.services import Services
 from gradient_server.scheduler.why import WhyAnswer as Explained
-from gradient_server.scheduler.why import WhyState, WorkerStanding
+from gradient_server.scheduler.why import WhyState, WorkerStanding, what_helps
 from gradient_server.web.auth import Access
 from gradient_server.web.cluster_why import ClusterWhyAnswer
 
@@ -26,11 +26,12 @@ class WorkerVerdict(BaseModel):
 
 
 class RunnerUp(BaseModel):
-    """What the worker would have got instead."""
+    """What the worker would have got instead, with the points of every rule."""
 
     job: str
     name: str | None
     total: float
+    rules: dict[str, float]
 
 
 class DecisionAnswer(BaseModel):
@@ -66,17 +67,23 @@ def why_answer(
 ) -> WhyAnswer:
     """Why the job waits, or why it went where it went."""
     explained = services.scheduler.why(view.job)
-    known = explained.state is not WhyState.UNKNOWN
+    shown = [one for one in explained.workers if _is_shown(services, one, access)]
     return WhyAnswer(
         job=view.job,
         name=view.name,
         status=view.status,
-        summary=explained.summary if known else _summary(view),
+        summary=_summary(view) if explained.state is WhyState.UNKNOWN else _pending(explained, shown),
         reasons=_reasons(view),
-        workers=[_verdict(one) for one in explained.workers if _is_shown(services, one, access)],
+        workers=[_verdict(one) for one in shown],
         decision=_decision(services, view, explained, access),
         cluster=cluster,
     )
+
+
+def _pending(explained: Explained, shown: list[WorkerStanding]) -> str:
+    """The scheduler's line, and what would help, of the workers that may be named."""
+    helps = what_helps(shown)
+    return explained.summary if helps is None else f"{explained.summary}; it {helps}"
 
 
 def _summary(view: JobView) -> str:
@@ -154,11 +161,12 @@ def _decision(
 def _runner_up(services: Services, explained: Explained, access: Access) -> RunnerUp | None:
     if explained.runner_up is None:
         return None
-    job_key, total = explained.runner_up
+    job_key, total, rules = explained.runner_up.job_id, explained.runner_up.total, explained.runner_up.rules
     job = services.scheduler.tracker.get(job_key)
     if access.project is not None and (job is None or not access.sees(job.projects)):
         return None
     if job is not None:
-        return RunnerUp(job=job_key, name=job.name, total=total)
+        return RunnerUp(job=job_key, name=job.name, total=total, rules=rules)
     assignment = services.scheduler.pool.by_job.get(job_key)
-    return RunnerUp(job=job_key, name=None if assignment is None else assignment.name, total=total)
+    name = None if assignment is None else assignment.name
+    return RunnerUp(job=job_key, name=name, total=total, rules=rules)

@@ -228,7 +228,11 @@ async def test_a_build_larger_than_every_worker_runs_alone_on_the_largest_and_wh
     assert world.assigned("a") == []
     assert world.assigned("small") == []
     standings = {one.worker_id: one.text for one in world.scheduler.why("build:huge").workers}
-    assert standings["a"].endswith("; it needs 6.4 GiB of 3.9 GiB, so it may not fit")
+    assert standings["a"].endswith(
+        "; it needs 6.4 GiB of 3.9 GiB, so it may not fit;"
+        " no worker has more, and it starts alone there once what runs has ended"
+    )
+    assert standings["small"].endswith("; it needs 6.4 GiB of 2.9 GiB, so it may not fit")
     await ended(world, first)
     assert [one.job_id for one in world.assigned("a")] == ["build:huge"]
 

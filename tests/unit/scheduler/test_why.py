@@ -90,7 +90,14 @@ async def test_an_assigned_job_tells_its_breakdown_and_the_runner_up() -> None:
     assert answer.score_breakdown["rules"]["QosRule"] == 5000.0
     assert answer.score_breakdown["estimate"]["fallbacks"] == ["download_speed", "upload_speed", "history"]
     assert answer.runner_up is not None
-    assert answer.runner_up[0] == "build:second"
+    assert answer.runner_up.job_id == "build:second"
+    # The same in everything but what the rules tell apart.
+    differs = {
+        rule for rule, points in answer.runner_up.rules.items()
+        if points != answer.score_breakdown["rules"][rule]
+    }  # fmt: skip
+    assert differs == {"QosRule"}
+    assert answer.runner_up.total == sum(answer.runner_up.rules.values())
     [decision] = world.scheduler.recent_decisions()
     assert (decision.chosen, decision.pending, decision.considered) == ("build:first", 2, 2)
     assert [one.job_id for one in decision.best] == ["build:first", "build:second"]
