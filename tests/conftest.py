@@ -1,5 +1,7 @@
 """Fixtures that every test may ask for; they are written in `tests/fixtures`."""
 
+import os
+
 from tests.fixtures.databases import (
     database,
     database_url,
@@ -11,6 +13,9 @@ from tests.fixtures.databases import (
     sqlite_template,
 )
 from tests.fixtures.times import clock, ids
+
+# Programs that tests start get what a user's shell gives them: this would hide a line never flushed.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 __all__ = [
     "clock",

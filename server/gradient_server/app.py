@@ -5,7 +5,6 @@ pending, then listeners and loops in one nursery. Any loop that fails ends the p
 error in the log; a stop is graceful and loses nothing (operations.md, "Signals").
 """
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,13 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 import sqlalchemy as sa
 import structlog
 import trio
-from gradient_protocol.address import listener_address, open_listeners, parse_address
+from gradient_protocol.address import (
+    TlsAddress,
+    listener_address,
+    open_listeners,
+    parse_address,
+    server_context,
+)
 from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.common import Draining
 
@@ -73,12 +78,11 @@ async def check(config: ServerConfig) -> list[str]:
     problems: list[str] = []
     for address in config.proto_listen:
         try:
-            parse_address(address)
-        except ValueError as error:
+            parsed = parse_address(address)
+            if isinstance(parsed, TlsAddress):
+                server_context(parsed, config.proto_tls_cert, config.proto_tls_key)
+        except (ValueError, OSError) as error:
             problems.append(f"proto.listen: {error}")
-    for name, file in (("proto.tlsCert", config.proto_tls_cert), ("proto.tlsKey", config.proto_tls_key)):
-        if file is not None and not os.access(file, os.R_OK):
-            problems.append(f"{name}: {file} cannot be read")
     if not config.base_dir.is_dir():
         problems.append(f"baseDir: {config.base_dir} does not exist; `gradient-server serve` makes it")
         return problems
@@ -146,11 +150,16 @@ def _start_errors() -> Iterator[None]:
         raise StartError(f"{error.filename}: {error.strerror}; set baseDir to a place of your own") from error
 
 
+def _tell(line: str) -> None:
+    """At once, for whoever started us may read from a pipe and wait for it."""
+    print(line, flush=True)  # noqa: T201 - what `serve` is to print
+
+
 async def run_server(
     config: ServerConfig,
     stop: trio.Event,
     *,
-    announce: Callable[[str], None] = print,
+    announce: Callable[[str], None] = _tell,
     task_status: trio.TaskStatus[Services] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """The whole server, from its database to its last farewell; ends soon after `stop` is set.
@@ -177,7 +186,6 @@ async def _run(
     task_status: trio.TaskStatus[Services],
 ) -> None:
     ids = make_ids()
-    await _make_keys(config, database, ids, announce)
     instance_id = await _enter(config, database, ids)
     with _start_errors():
         services = build_services(config, database, ids, instance_id)
@@ -193,9 +201,14 @@ async def _run(
             away = [assignment.worker_id for assignment in owned]
             for worker_id in dict.fromkeys([*away, *services.clusters.awaited_workers()]):
                 services.graces.arm(worker_id)
+            http_addresses = await _start_http(services, loops)
+            # The last thing that can fail: a start that fails before it has made no key, whose file
+            # the next one would not name.
+            with _start_errors():
+                await _make_keys(config, database, ids, announce)
             for listener in listeners:
                 announce(f"workers: {listener_address(listener)}")
-            for address in await _start_http(services, loops):
+            for address in http_addresses:
                 announce(f"http: {address}")
             task_status.started(services)
             await stop.wait()
@@ -239,9 +252,11 @@ async def _make_keys(
     config: ServerConfig, database: Database, ids: IdSource, announce: Callable[[str], None]
 ) -> None:
     now = SystemClock().now()
-    key = await database.run(lambda connection: first_start.ensure_registry(connection, now=now, ids=ids))
-    if key is not None:
-        announce(f"api key: {first_start.write_secret(config.base_dir, key)}")
+    file = await database.run(
+        lambda connection: first_start.make_first_key(connection, config.base_dir, now=now, ids=ids)
+    )
+    if file is not None:
+        announce(f"api key: {file}")
 
 
 async def _enter(config: ServerConfig, database: Database, ids: IdSource) -> str:

@@ -8,7 +8,15 @@ from gradient_protocol.ids import IdSource
 
 from gradient_server.db.queries.registry import create_api_key, create_project, find_project, list_api_keys
 
-__all__ = ["API_KEY_FILE", "DEFAULT_PROJECT", "ensure_registry", "instance_id", "prepare", "write_secret"]
+__all__ = [
+    "API_KEY_FILE",
+    "DEFAULT_PROJECT",
+    "ensure_registry",
+    "instance_id",
+    "make_first_key",
+    "prepare",
+    "write_secret",
+]
 
 API_KEY_FILE = "api-key"
 DEFAULT_PROJECT = "default"
@@ -43,6 +51,16 @@ def ensure_registry(connection: sa.Connection, *, now: float, ids: IdSource) -> 
     if list_api_keys(connection):
         return None
     return create_api_key(connection, "first", None, now=now, ids=ids)
+
+
+def make_first_key(connection: sa.Connection, base_dir: Path, *, now: float, ids: IdSource) -> Path | None:
+    """`ensure_registry`, with the key's file within the transaction: the file where it was made just now.
+
+    A key that is in the database alone is one that nobody will ever have. OSError, and no key, where
+    the file cannot be written.
+    """
+    key = ensure_registry(connection, now=now, ids=ids)
+    return None if key is None else write_secret(base_dir, key)
 
 
 def write_secret(base_dir: Path, key: str) -> Path:

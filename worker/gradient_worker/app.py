@@ -14,7 +14,14 @@ from typing import Final
 
 import structlog
 import trio
-from gradient_protocol.address import Address, ClientTls, parse_address
+from gradient_protocol.address import (
+    Address,
+    ClientTls,
+    CredentialsError,
+    TlsAddress,
+    client_context,
+    parse_address,
+)
 from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.shapes import BuildJob
 from gradient_protocol.messages.worker import WorkerCapabilities
@@ -120,6 +127,8 @@ def _prepare(config: WorkerConfig, stack: contextlib.ExitStack) -> _Ground:
     ids = IdSource()
     try:
         address = parse_address(config.server_url)
+        if isinstance(address, TlsAddress):
+            client_context(client_tls(config))  # a CA file of no use is told now, not at each connection
         worker_id = load_or_make_worker_id(config.base_dir, ids.new)
         peers = read_peers(config.peers_file)
         store = DirectoryStore.open(config.base_dir)
@@ -127,6 +136,8 @@ def _prepare(config: WorkerConfig, stack: contextlib.ExitStack) -> _Ground:
         journal = Journal.open(config.base_dir / "journal")
         stack.callback(journal.close)
         tools = _tools_directory(config.base_dir)
+    except CredentialsError as error:
+        raise StartError(f"{error}; correct worker.serverCaFile") from None
     except OSError as error:
         raise StartError(f"cannot use {error.filename}: {os.strerror(error.errno or 0)}") from None
     except (ValueError, IdentityError, StoreError) as error:

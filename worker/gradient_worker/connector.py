@@ -13,7 +13,7 @@ from gradient_worker.reconnect import Reconnect
 from gradient_worker.session import SessionEnd, run_session
 from gradient_worker.timing import CONNECT_SECS
 
-__all__ = ["Dial", "dialler", "stay_connected"]
+__all__ = ["REMEDIES", "Dial", "dialler", "one_line", "stay_connected"]
 
 WRONG_INSTANCE = 421
 REMEDIES = {
@@ -68,13 +68,14 @@ async def _one_session(agent: Agent, address: Address, reconnect: Reconnect, dia
         with trio.move_on_after(CONNECT_SECS):
             stream = await dial(address)
     except (OSError, ssl.SSLError, ssl.CertificateError) as error:
-        return SessionEnd(f"cannot connect: {_one_line(error)}", established=False)
+        return SessionEnd(f"cannot connect: {one_line(error)}", established=False)
     if stream is None:
         return SessionEnd(f"cannot connect within {CONNECT_SECS:g} s", established=False)
     return await run_session(agent, stream, handle, established=reconnect.established)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What kept us from connecting."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import trio
-from gradient_protocol.address import connect, parse_address
+from gradient_protocol.address import CredentialsError, connect, parse_address
 from gradient_protocol.codec import Side
 from gradient_protocol.connection import Connection
 from gradient_protocol.errors import ProtocolError, SessionClosed
@@ -21,7 +21,7 @@ from gradient_protocol.messages.worker import InitConnection
 
 from gradient_worker.app import client_tls
 from gradient_worker.config import WorkerConfig
-from gradient_worker.connector import REMEDIES
+from gradient_worker.connector import REMEDIES, one_line
 from gradient_worker.identity import IdentityError, load_or_make_worker_id, read_peers
 from gradient_worker.meters.cgroup import probe
 from gradient_worker.runner import client as runner_client
@@ -145,8 +145,12 @@ async def _server_and_token(config: WorkerConfig) -> list[Finding]:
     try:
         with trio.fail_after(CONNECT_SECS):
             stream = await connect(address, client_tls(config))
-    except (OSError, ssl.SSLError, ssl.CertificateError, trio.TooSlowError) as error:
-        text = f"cannot connect to {address}: {error or type(error).__name__}"
+    except CredentialsError as error:
+        return [_fail("server", str(error), "correct worker.serverCaFile")]
+    except ssl.SSLError as error:
+        return [_fail("server", one_line(error), "see worker.serverCaFile and worker.serverFingerprint")]
+    except (OSError, trio.TooSlowError) as error:
+        text = f"cannot connect to {address}: {one_line(error)}"
         return [_fail("server", text, "is it up, and is worker.serverUrl right?")]
     reached = Finding("server", f"{address} answers")
     if not tokens:

@@ -1,6 +1,6 @@
 """Addresses of the wire, and the streams and listeners behind them.
 
-`names` parses and compares, `transport` connects and listens.
+`names` parses and compares, `tls` has what proves a side, `transport` connects and listens.
 """
 
 from gradient_protocol.address.names import (
@@ -12,25 +12,29 @@ from gradient_protocol.address.names import (
     parse_address,
     transport_security,
 )
-from gradient_protocol.address.transport import (
+from gradient_protocol.address.tls import (
     ClientTls,
-    connect,
-    listener_address,
-    open_listeners,
+    CredentialsError,
+    client_context,
     parse_fingerprint,
+    server_context,
 )
+from gradient_protocol.address.transport import connect, listener_address, open_listeners
 
 __all__ = [
     "Address",
     "ClientTls",
+    "CredentialsError",
     "TcpAddress",
     "TlsAddress",
     "UnixAddress",
+    "client_context",
     "connect",
     "is_loopback",
     "listener_address",
     "open_listeners",
     "parse_address",
     "parse_fingerprint",
+    "server_context",
     "transport_security",
 ]

@@ -6,15 +6,15 @@ import os
 import socket
 import ssl
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import trio
 
 from gradient_protocol.address.names import Address, TcpAddress, TlsAddress, UnixAddress, is_loopback
+from gradient_protocol.address.tls import ClientTls, client_context, distrust, server_context
 
-__all__ = ["ClientTls", "connect", "listener_address", "open_listeners", "parse_fingerprint"]
+__all__ = ["connect", "listener_address", "open_listeners"]
 
 # A stream shared by control and bulk needs a short queue in the kernel, or a gigabyte of NARs
 # stands before an AbortJob (design.md, "One road for a job").
@@ -22,38 +22,12 @@ _NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 _BACKLOG: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """How a worker knows its server: a CA file, or the SHA-256 of the server's certificate.
-
-    With neither, the system's CAs. With a fingerprint, name and issuer are not looked at.
-    """
-
-    ca_file: Path | None = None
-    fingerprint: bytes | None = None  # 32 bytes, of the certificate in DER
-
-    def __post_init__(self) -> None:
-        if self.fingerprint is not None and len(self.fingerprint) != hashlib.sha256().digest_size:
-            raise ValueError("a SHA-256 fingerprint has 32 bytes")
-
-
-def parse_fingerprint(text: str) -> bytes:
-    """SHA-256 in hex, with or without `sha256:` and colons. ValueError with one clear line."""
-    digits = text.strip().lower().removeprefix("sha256:").replace(":", "")
-    try:
-        value = bytes.fromhex(digits)
-    except ValueError:
-        value = b""
-    if len(value) != hashlib.sha256().digest_size:
-        raise ValueError(f"{text!r} is no SHA-256 fingerprint: 64 hex digits are needed")
-    return value
-
-
 async def connect(address: Address, tls: ClientTls | None = None) -> trio.abc.Stream:
     """A stream to the server at `address`, for `tls://` with its certificate verified.
 
-    OSError when it cannot be reached, ssl.SSLError or ssl.CertificateError when it is not who it
-    should be, each with one line. The caller sets the deadline.
+    OSError when it cannot be reached, its subclasses ssl.SSLError or ssl.CertificateError when it is
+    not who it should be, CredentialsError for a CA file of no use, each with one line that says
+    what to do. The caller sets the deadline.
     """
     if isinstance(address, UnixAddress):
         return await trio.open_unix_socket(os.fspath(address.path))
@@ -71,7 +45,7 @@ async def _start_tls(
     try:
         # The protocol's own lengths show a stream that was cut, so no close_notify is waited for.
         secured = trio.SSLStream(
-            stream, _client_context(tls), server_hostname=address.host, https_compatible=True
+            stream, client_context(tls), server_hostname=address.host, https_compatible=True
         )
         await secured.do_handshake()
         if tls.fingerprint is not None:
@@ -84,20 +58,11 @@ async def _start_tls(
     except BaseException as error:
         await trio.aclose_forcefully(stream)
         if isinstance(error, trio.BrokenResourceError) and isinstance(error.__cause__, ssl.SSLError):
-            raise error.__cause__ from None
+            raise distrust(error.__cause__, address, tls) from None
         if isinstance(error, trio.BrokenResourceError):
             raise ConnectionResetError(f"{address} closed the connection during the TLS handshake") from None
         raise
     return secured
-
-
-def _client_context(tls: ClientTls) -> ssl.SSLContext:
-    if tls.fingerprint is None:
-        return ssl.create_default_context(cafile=tls.ca_file)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead, before a byte is sent
-    return context
 
 
 async def open_listeners(
@@ -110,28 +75,20 @@ async def open_listeners(
     """Listeners at `address`; a host name may stand for several. Port 0 takes a free one.
 
     ValueError with one clear line for plain TCP beyond loopback without `insecure_plaintext`, and
-    for `tls://` without certificate and key; OSError when the address cannot be had.
+    for `tls://` without certificate and key; CredentialsError, an OSError, where those are of no use;
+    another OSError when the address cannot be had.
     """
     if isinstance(address, UnixAddress):
         return [_UnixListener(_bind_unix(address.path), address.path)]
     context: ssl.SSLContext | None = None
     if isinstance(address, TlsAddress):
-        context = _server_context(address, tls_cert, tls_key)
+        context = server_context(address, tls_cert, tls_key)
     elif not is_loopback(address) and not insecure_plaintext:
         raise ValueError(
             f"{address} is plain TCP beyond this host: use tls://, or allow it with --insecure-plaintext"
         )
     sockets = await trio.open_tcp_listeners(address.port, host=address.host, backlog=_BACKLOG)
     return [_TcpListener(listener, context) for listener in sockets]
-
-
-def _server_context(address: TlsAddress, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    if cert is None or key is None:
-        raise ValueError(f"{address} needs a certificate and a key")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(cert, key)
-    return context
 
 
 def listener_address(listener: trio.abc.Listener[trio.abc.Stream]) -> Address:
