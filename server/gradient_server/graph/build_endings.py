@@ -5,6 +5,7 @@ from typing import Any
 
 from gradient_protocol.kinds import FailureKind
 
+from gradient_server.domain.plausible import plausible_peak_mb
 from gradient_server.domain.status import AbortReason, AssignmentStatus
 from gradient_server.graph import sql
 from gradient_server.graph.assignments import Assignment, close_assignment, store_attempt
@@ -150,6 +151,7 @@ def build_failed(
 ) -> None:
     """A failure of any kind: the row of the table of failure kinds that it names."""
     history = build.history
+    peak_ram_mb = plausible_peak_mb(peak_ram_mb)
     if kind is FailureKind.OUT_OF_MEMORY and peak_ram_mb is not None:
         note_peak(work, build, peak_ram_mb)
         peak = peak_ram_mb if history.peak_ram_mb is None else max(history.peak_ram_mb, peak_ram_mb)
@@ -178,6 +180,7 @@ def build_lost(
 
     The memory it was last seen with raises its prediction, and counts in the history of its name.
     """
+    peak_ram_mb = plausible_peak_mb(peak_ram_mb)
     if peak_ram_mb is not None:
         note_peak(work, build, peak_ram_mb)
         store_lost_peak(work, assignment, peak_ram_mb)

@@ -18,6 +18,8 @@ from gradient_protocol.messages.shapes import (
     FetchResult,
 )
 
+from gradient_server.domain.plausible import MAX_BYTES, plausible
+
 __all__ = [
     "NAR_HASH",
     "STORE_PATH",
@@ -93,7 +95,7 @@ def check_product(product: BuildProduct, outputs: set[str]) -> str | None:
 def _check_nar(nar_hash: str, nar_size: int) -> str | None:
     if NAR_HASH.fullmatch(nar_hash) is None:
         return "nar_hash must be sha256: and 64 hexadecimal digits"
-    return None if is_stored_integer(nar_size) else "nar_size is no size"
+    return "nar_size is no size" if plausible(nar_size, MAX_BYTES) is None else None
 
 
 def find_cycle(derivations: Sequence[Derivation]) -> list[str] | None:
@@ -133,8 +135,8 @@ def _check_derivation(derivation: Derivation) -> str | None:
         return f"{derivation.drv_path[:_MAX_NAME]!r} is not the path of a derivation"
     if not 0 < len(derivation.name) <= _MAX_NAME:
         return f"the name must have 1 to {_MAX_NAME} characters"
-    if not derivation.system:
-        return "system is empty"
+    if not 0 < len(derivation.system) <= _MAX_NAME or len(derivation.pname or "") > _MAX_NAME:
+        return f"system and pname must have 1 to {_MAX_NAME} characters"
     if derivation.fixed_output is not None:
         if derivation.command:
             return "a download (fixed_output) has no command"

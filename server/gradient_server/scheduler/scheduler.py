@@ -6,7 +6,7 @@ outboxes, in the order of the calls.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -225,6 +225,7 @@ class Scheduler:
         self.worker_disconnected(worker.id)
         state = Worker(worker, outbox)
         self.pool.connect(state)
+        _warn_of(state, state.newly_doubted())
         adopted = {one.assignment_id for one in open_assignments}
         for known in self.pool.of_worker(worker.id):
             if known.assignment_id not in adopted and known.state in _RESUMED:
@@ -307,6 +308,7 @@ class Scheduler:
 
     def _update(self, worker: Worker, info: WorkerInfo) -> None:
         self.pool.update(worker, info)
+        _warn_of(worker, worker.newly_doubted())
         self.offers.prune(worker)
         self.loops.offers_changed.set()
         self._members.worker_changed(worker)
@@ -319,6 +321,7 @@ class Scheduler:
         if worker is not None:
             worker.heartbeat(metrics)
             self.pool.sampled()
+            _warn_of(worker, worker.newly_doubted(metrics))
 
     def stage(self, assignment_id: str, stage: JobStage) -> None:
         """A build job entered a stage."""
@@ -480,3 +483,9 @@ class Scheduler:
     def snapshot(self) -> PoolSnapshot:
         """Workers, slots, stages, lengths of queues."""
         return take_snapshot(self.tracker, self.pool, self._clock.monotonic())
+
+
+def _warn_of(worker: Worker, figures: Mapping[str, float]) -> None:
+    """One line for what a worker says of itself and cannot be; each counts as unknown."""
+    if figures:
+        log.warning("figures that cannot be true are left out", worker=worker.info.name, figures=figures)

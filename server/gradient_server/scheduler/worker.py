@@ -9,12 +9,21 @@ from gradient_protocol.kinds import JobKind, JobStage
 from gradient_protocol.limits import MAX_WINDOW_CANDIDATES
 from gradient_protocol.messages.worker import WorkerMetrics
 
-from gradient_server.domain.plausible import MAX_CORE_SCORE, MAX_MBPS, MAX_RAM_MB, plausible
+from gradient_server.domain.plausible import (
+    CAPABILITY_FIGURES,
+    HEARTBEAT_FIGURES,
+    MAX_CORE_SCORE,
+    MAX_CPUS,
+    MAX_MBPS,
+    MAX_RAM_MB,
+    doubted,
+    plausible,
+)
 from gradient_server.scheduler.model import Assignment, Outbox, WorkerInfo
 from gradient_server.scheduler.ram import Reserved, reserved_by
 from gradient_server.scheduler.tracker import Tracked
 from gradient_server.scheduler.window import Window
-from gradient_server.scoring.contexts import NAN, WorkerContext, WorkerMetricsView
+from gradient_server.scoring.contexts import NAN, WorkerContext, WorkerMetricsView, first_known
 
 __all__ = ["Slots", "Worker"]
 
@@ -95,6 +104,8 @@ class Worker:
         self._waits_for: str | None = None
         self._kept_mb = 0.0
         self._context: WorkerContext | None = None
+        # Figures that were found to be impossible, so that each is told once a session.
+        self._doubted: set[str] = set()
 
     @property
     def id(self) -> str:
@@ -161,24 +172,35 @@ class Worker:
 
     def heartbeat(self, metrics: WorkerMetrics) -> None:
         """Takes over live figures; what is not a number is unknown."""
-        capabilities = self.info.capabilities
+        total_mb = _speed(self.info.capabilities.ram_total_mb, MAX_RAM_MB)
+        most_mb = first_known(total_mb, float(MAX_RAM_MB))
         peaks = metrics.build_peak_ram_mb
         self._measures_builds = peaks is not None
         for assignment_id, peak_mb in (peaks or {}).items():
             assignment = self.assigned.get(assignment_id)
             # No build has more than the whole host.
-            seen = _sample(peak_mb, float(capabilities.ram_total_mb) or MAX_RAM_MB)
+            seen = _sample(peak_mb, most_mb) if total_mb > 0 else _sample(plausible(peak_mb, MAX_RAM_MB))
             if assignment is not None and not math.isnan(seen):
                 assignment.ram_observed_mb = max(assignment.ram_observed_mb or 0.0, seen)
         self.lateness_secs = _sample(metrics.lateness_secs)
         self._live = WorkerMetricsView(
-            ram_free_mb=_sample(metrics.ram_free_mb, float(max(capabilities.ram_total_mb, 0)) or math.inf),
+            ram_free_mb=_sample(plausible(metrics.ram_free_mb, MAX_RAM_MB), most_mb),
             cpu_usage_pct=_sample(metrics.cpu_usage_pct, 100.0),
             disk_speed_mbps=_speed(metrics.disk_speed_mbps),
             upload_speed_mbps=_speed(metrics.upload_speed_mbps),
             download_speed_mbps=_speed(metrics.download_speed_mbps),
         )
         self._book_ram()
+
+    def newly_doubted(self, metrics: WorkerMetrics | None = None) -> dict[str, float]:
+        """Figures of the host, or of a heartbeat, that cannot be true and were not told before."""
+        if metrics is None:
+            found = doubted(self.info.capabilities, CAPABILITY_FIGURES)
+        else:
+            found = doubted(metrics, HEARTBEAT_FIGURES)
+        news = {name: value for name, value in found.items() if name not in self._doubted}
+        self._doubted.update(news)
+        return news
 
     def assign(self, assignment: Assignment) -> None:
         """Takes a slot."""
@@ -229,7 +251,7 @@ class Worker:
             system_features=frozenset(capabilities.system_features),
             fetch=self.info.can.fetch,
             metrics=WorkerMetricsView(
-                cpu_count=_speed(capabilities.cpu_count),
+                cpu_count=_speed(capabilities.cpu_count, MAX_CPUS),
                 cpu_core_score=self.cpu_core_score,
                 ram_total_mb=_speed(capabilities.ram_total_mb, MAX_RAM_MB),
                 ram_free_mb=live.ram_free_mb,

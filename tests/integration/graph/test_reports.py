@@ -216,6 +216,7 @@ def built(name: str = "out", path: str | None = None, **fields: Any) -> BuiltOut
         ([built("doc")], "no output 'doc'"),
         ([built(path=output_path("b"))], "no output 'out' at"),
         ([built(nar_hash="md5:1")], "nar_hash"),
+        ([built(nar_size=10**18)], "nar_size is no size"),
         ([], "not every output"),
     ],
 )

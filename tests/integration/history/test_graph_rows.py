@@ -131,6 +131,7 @@ async def test_figures_beyond_belief_are_stored_as_unknown(pool: Pool) -> None:
     unknown = " AND ".join(f"{name} IS NULL" for name in columns)
     row = f"SELECT cpu_time_ms FROM derivation_metric WHERE concurrent_builds = 0 AND {unknown}"
     assert await pool.scalar(row) == 7
+    assert await pool.scalar("SELECT peak_ram_mb FROM derivation_build") is None
 
 
 async def test_the_closure_size_of_a_build_is_worked_out_once_and_kept(pool: Pool) -> None:

@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import structlog
 from gradient_protocol.kinds import JobKind
+from gradient_server.domain.plausible import CAPABILITY_FIGURES, HEARTBEAT_FIGURES
 from gradient_server.scheduler.model import AssignedJob, Assignment, AssignmentState
 from gradient_server.scheduler.worker import Worker
 
@@ -42,6 +44,58 @@ def test_no_worker_spoils_the_means_of_the_fleet(absurd: float) -> None:
     instance = world.scheduler.pool.instance(0)
     assert instance.cpu_core_score_mean == 2000.0
     assert (instance.upload_speed_mean_mbps, instance.download_speed_mean_mbps) == (100.0, 300.0)
+
+
+@pytest.mark.parametrize("absurd", [math.nan, math.inf, -1.0, 1e18])
+@pytest.mark.parametrize("name", [*HEARTBEAT_FIGURES, *CAPABILITY_FIGURES])
+def test_each_figure_that_cannot_be_true_is_told_once_in_one_line(name: str, absurd: float) -> None:
+    world = World()
+    with structlog.testing.capture_logs() as logs:
+        world.connect(worker("a", **({name: absurd} if name in CAPABILITY_FIGURES else {})))
+        for _ in range(3):
+            world.scheduler.heartbeat("a", metrics(**({name: absurd} if name in HEARTBEAT_FIGURES else {})))
+    [line] = logs
+    assert (line["log_level"], line["worker"], list(line["figures"])) == ("warning", "host-a", [name])
+
+
+def test_what_is_only_unknown_is_no_ones_fault() -> None:
+    world = World()
+    with structlog.testing.capture_logs() as logs:
+        world.connect(worker("a", cpu_core_score=None))
+        world.scheduler.heartbeat("a", metrics())
+    assert logs == []
+
+
+async def test_a_host_with_absurd_memory_still_works_and_its_builds_have_no_absurd_peaks() -> None:
+    world = World()
+    world.connect(worker("a", ram_total_mb=10**18))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    world.queue(build("x"))
+    world.score("a", "build:x", missing=10**18)
+    await world.settle()
+    [message] = world.assigned("a")
+    world.scheduler.heartbeat(
+        "a", metrics(ram_free_mb=10**18, build_peak_ram_mb={message.assignment_id: 10**18})
+    )
+    seen = world.scheduler.pool.workers["a"].context.metrics
+    assert math.isnan(seen.ram_total_mb)
+    assert math.isnan(seen.ram_free_mb)
+    # No total is known that could bound it: what no host has is no figure.
+    assert world.scheduler.observed_peaks_mb("a") == {}
+
+
+async def test_a_build_is_assigned_where_nothing_at_all_is_known() -> None:
+    """No heartbeat yet, no history, no windows, no core score; nor has the worker scored it."""
+    world = World()
+    world.connect(worker("a", cpu_core_score=None, ram_total_mb=0))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    world.queue(build("x"))
+    for _ in range(4):
+        assert world.assigned("a") == []
+        await world.tick()
+    assert [one.job_id for one in world.assigned("a")] == ["build:x"]
+    [claim] = world.store.claims
+    assert (claim.missing_count, claim.missing_nar_size) == (None, None)
 
 
 async def test_what_a_build_was_seen_with_is_known_after_its_session_and_no_more_than_the_host() -> None:
