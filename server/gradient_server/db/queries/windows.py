@@ -29,11 +29,15 @@ __all__ = [
 # The server and a worker may disagree about the time by this much.
 _CLOCK_SLACK_SECS: Final = 60.0
 _SHORTEST_SPAN_SECS: Final = 0.001
+# No link or disk moves more than 10^6 Mbit/s (domain/plausible.py), however short the span.
+_MOST_BYTES: Final = '125000000000.0 * (CASE WHEN "end" - start < 0.001 THEN 0.001 ELSE "end" - start END)'
 _PLAUSIBLE_SPAN: Final = (
     f"kind IN ({WINDOW_SPANS}) AND kind = :kind"
     ' AND "end" > :since AND "end" <= :until AND start > "end" - 604800.0'
     " AND (nar_bytes IS NULL OR nar_bytes <= 100000000000000)"
     " AND (stored_bytes IS NULL OR stored_bytes <= 100000000000000)"
+    f" AND (nar_bytes IS NULL OR nar_bytes <= {_MOST_BYTES})"
+    f" AND (stored_bytes IS NULL OR stored_bytes <= {_MOST_BYTES})"
     " AND (paths IS NULL OR paths <= 10000000)"
 )
 
