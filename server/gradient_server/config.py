@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gradient_protocol.credentials import find_credential
+
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "Option", "ServerConfig", "load", "without_secrets"]
 
 ENVIRONMENT_PREFIX: Final = "GRADIENT_"
@@ -24,6 +26,7 @@ _VARIABLES_OF_OTHERS: Final = re.compile(
     r"GRADIENT_(WORKER_.*|CLUSTER_.*|URL|API_KEY_FILE|CORES|BENCH_.*|TEST_.*)"
 )
 _GIB: Final = 1024**3
+_SERVICE: Final = "gradient-server"
 
 
 class ConfigError(Exception):
@@ -95,12 +98,18 @@ def _addresses(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its key, how its value is read, what it is when nobody says, and what it is for."""
+    """One option: its key, how its value is read, what it is when nobody says, and what it is for.
+
+    `credential`: what the service manager may hand over in its place (docs/systemd.md). The option names
+    that file; it is the file's content where `in_credential` says so.
+    """
 
     key: str
     read: Callable[[object], object]
     default: object
     help: str
+    credential: str | None = None
+    in_credential: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -129,13 +138,20 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("baseDir", _text, "/var/lib/gradient", "where the server keeps everything"),
     Option("insecurePlaintext", _switch, False, "allow plain TCP for workers beyond loopback"),
     Option("proto.listen", _addresses, ("tcp://127.0.0.1:3001",), "addresses for workers: tls, tcp, unix"),
-    Option("proto.tlsCert", _text, None, "certificate chain (PEM) for tls://"),
-    Option("proto.tlsKey", _text, None, "private key (PEM) of proto.tlsCert"),
+    Option("proto.tlsCert", _text, None, "certificate chain (PEM) for tls://", f"{_SERVICE}.tls-cert"),
+    Option("proto.tlsKey", _text, None, "private key (PEM) of proto.tlsCert", f"{_SERVICE}.tls-key"),
     Option("proto.maxConnections", _positive, 1024, "workers connected at once"),
     Option("proto.workerHeartbeatTimeoutSecs", _number, 120.0, "silence that ends a worker's session"),
     Option("proto.reconnectGraceSecs", _number, 60.0, "how long a lost worker's jobs wait for it"),
     Option("proto.advertiseUrl", _text, None, "this instance's address for workers, as others name it"),
-    Option("database.url", _text, None, "sqlite:///PATH or postgresql://...; in baseDir by default"),
+    Option(
+        "database.url",
+        _text,
+        None,
+        "sqlite:///PATH or postgresql://...; in baseDir by default",
+        f"{_SERVICE}.database-url",
+        in_credential=True,
+    ),
     Option("nar.maxConcurrentDownloads", _positive, 16, "NARs sent to workers at once"),
     Option("upload.concurrency", _positive, 8, "NARs taken in at once"),
     Option("upload.bytesBudget", _positive, 8 * _GIB, "bytes of NARs taken in at once, by their estimates"),
@@ -240,6 +256,7 @@ def load(*, file: Path | None, environment: Mapping[str, str], flags: Mapping[st
     origins = {option.key: "default" for option in OPTIONS}
     found, warnings = _from_environment(environment)
     sources = [
+        *_from_credentials(environment),
         *((option, raw, str(file)) for option, raw in _from_file(file)),
         *found,
         *((_BY_FIELD[name], raw, _BY_FIELD[name].flag) for name, raw in flags.items() if raw is not None),
@@ -282,6 +299,20 @@ def _effective(values: dict[str, Any]) -> ServerConfig:
         "database_url": url,
     }
     return ServerConfig(**values)
+
+
+def _from_credentials(environment: Mapping[str, str]) -> list[tuple[Option, object, str]]:
+    found: list[tuple[Option, object, str]] = []
+    for option in OPTIONS:
+        file = None if option.credential is None else find_credential(environment, option.credential)
+        if file is None:
+            continue
+        try:
+            raw = file.read_text(encoding="utf-8").strip() if option.in_credential else str(file)
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"{option.key}: the credential {file} cannot be read") from None
+        found.append((option, raw, f"credential {option.credential}"))
+    return found
 
 
 def _from_file(file: Path | None) -> list[tuple[Option, object]]:

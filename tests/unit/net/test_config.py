@@ -72,3 +72,22 @@ def test_variables_and_flags_follow_from_the_key() -> None:
     assert heartbeat.variable == "GRADIENT_PROTO_WORKER_HEARTBEAT_TIMEOUT_SECS"
     assert heartbeat.flag == "--proto-worker-heartbeat-timeout-secs"
     assert by_key["insecurePlaintext"].flag == "--insecure-plaintext"
+
+
+def test_credentials_of_the_service_manager_stand_in_for_what_nobody_configured(tmp_path: Path) -> None:
+    given = tmp_path / "credentials"
+    given.mkdir()
+    (given / "gradient-server.tls-cert").write_text("cert")
+    (given / "gradient-server.tls-key").write_text("key")
+    (given / "gradient-server.database-url").write_text("postgresql://u:hunter2@h/d\n")
+    environment = {"CREDENTIALS_DIRECTORY": str(given), "GRADIENT_PROTO_ADVERTISE_URL": "tls://h:1"}
+    result = loaded(tmp_path, "[proto]\ntlsKey = '/my/key'\n", environment)
+    assert result.config.proto_tls_cert == given / "gradient-server.tls-cert"
+    assert result.config.proto_tls_key == Path("/my/key")
+    assert result.config.database_url == "postgresql://u:hunter2@h/d"
+    assert result.origins["proto.tlsCert"] == "credential gradient-server.tls-cert"
+    assert "hunter2" not in str(result.effective())
+    (given / "gradient-server.database-url").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"database.url: the credential .* cannot be read"):
+        loaded(tmp_path, "", environment)
+    assert loaded(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)}).config.proto_tls_cert is None
