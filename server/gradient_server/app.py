@@ -5,6 +5,7 @@ pending, then listeners and loops in one nursery. Any loop that fails ends the p
 error in the log; a stop is graceful and loses nothing (operations.md, "Signals").
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from gradient_protocol.address import (
 )
 from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.common import Draining
+from gradient_protocol.notify import Notifier
 
-from gradient_server import first_start
+from gradient_server import first_start, service
 from gradient_server.clock import SystemClock
 from gradient_server.config import ServerConfig
 from gradient_server.db.errors import DatabaseError
@@ -53,6 +55,8 @@ E = TypeVar("E", bound=Exception)
 
 # How long a stop waits for what has arrived to be committed, and for farewells to leave.
 STOP_SECS: Final = 5.0
+# Of a server that nobody but its tests, or its terminal, watches.
+UNWATCHED: Final = Notifier(None)
 
 
 class StartError(Exception):
@@ -100,11 +104,12 @@ async def check(config: ServerConfig) -> list[str]:
 async def serve(config: ServerConfig) -> int:
     """Runs the server until a signal; the process's exit code."""
     tune_interpreter()
+    notifier = Notifier.take(os.environ, os.getpid())
     stop = trio.Event()
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_signals, stop)
-            await run_server(config, stop)
+            await run_server(config, stop, notifier=notifier)
             nursery.cancel_scope.cancel()
     # Not except*: what is raised inside one comes out in a group again on some versions of Python.
     except ExceptionGroup as group:
@@ -160,19 +165,22 @@ async def run_server(
     stop: trio.Event,
     *,
     announce: Callable[[str], None] = _tell,
+    notifier: Notifier = UNWATCHED,
     task_status: trio.TaskStatus[Services] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """The whole server, from its database to its last farewell; ends soon after `stop` is set.
 
-    `announce` gets one line for each address, and one for the first API key. Started with the
-    services once it listens. StartError where it cannot start; what a loop raises ends it.
+    `announce` gets one line for each address, and one for the first API key; `notifier` tells the
+    service manager. Started with the services once it listens. StartError where it cannot start; what
+    a loop raises ends it.
     """
     with _start_errors():
         first_start.prepare(config.base_dir)
+        service.announce_work(notifier, "migrating the database")
         await _migrate(config)
         database = await Database.open(config.database_url)
     try:
-        await _run(config, database, stop, announce, task_status)
+        await _run(config, database, stop, announce=announce, notifier=notifier, task_status=task_status)
     finally:
         await database.aclose()
     log.info("stopped")
@@ -182,7 +190,9 @@ async def _run(
     config: ServerConfig,
     database: Database,
     stop: trio.Event,
+    *,
     announce: Callable[[str], None],
+    notifier: Notifier,
     task_status: trio.TaskStatus[Services],
 ) -> None:
     ids = make_ids()
@@ -190,6 +200,7 @@ async def _run(
     with _start_errors():
         services = build_services(config, database, ids, instance_id)
     now = services.clock.now()
+    service.announce_work(notifier, "loading what waits")
     await services.clusters.load()
     services.scheduler.load(await database.read(lambda connection: load_pending(connection, None, now)))
     owned = await database.read(lambda connection: open_assignments(connection, instance_id=instance_id))
@@ -210,8 +221,10 @@ async def _run(
                 announce(f"workers: {listener_address(listener)}")
             for address in http_addresses:
                 announce(f"http: {address}")
+            await service.tell_ready(notifier, services, loops)
             task_status.started(services)
             await stop.wait()
+            service.announce_stop(notifier)
             await _farewell(services)
             loops.cancel_scope.cancel()
         connections.cancel_scope.cancel()
