@@ -14,7 +14,7 @@ from gradient_server.db.queries.uploads import delete_stranded_uploads
 from gradient_server.domain.events import Event, ObjectUnused
 from gradient_server.graph import sql
 
-__all__ = ["delete_empty_clusters", "delete_old_clusters", "run_retention"]
+__all__ = ["DAY_SECS", "delete_empty_clusters", "delete_old_clusters", "run_retention"]
 
 DAY_SECS: Final = 86_400.0
 # Nobody can receive the signals of an attempt that is over; kept a while for who looks into it.
@@ -46,9 +46,12 @@ def delete_old_clusters(connection: sa.Connection, *, retention_days: float, now
     return [row[0] for row in sql.run(connection, _DELETE, parameters)]
 
 
-def run_retention(connection: sa.Connection, *, retention_days: float, now: float) -> list[Event]:
-    """The pass: clusters, signals of attempts long over, uploads that no verdict will take."""
+def run_retention(connection: sa.Connection, *, retention_days: float, now: float) -> tuple[int, list[Event]]:
+    """The pass: clusters, signals of attempts long over, uploads that no verdict will take.
+
+    How many clusters went: 0, and it is over.
+    """
     sql.lock_graph(connection)
-    delete_old_clusters(connection, retention_days=retention_days, now=now)
+    gone = delete_old_clusters(connection, retention_days=retention_days, now=now)
     delete_old_signals(connection, finished_before=now - _SIGNALS_KEPT_SECS)
-    return [ObjectUnused(name) for name in delete_stranded_uploads(connection)]
+    return len(gone), [ObjectUnused(name) for name in delete_stranded_uploads(connection)]

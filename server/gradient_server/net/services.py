@@ -13,6 +13,7 @@ from gradient_server.config import ServerConfig
 from gradient_server.db.bridge import Together
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus, Event
+from gradient_server.domain.sweeps import SweepFigures
 from gradient_server.net.instances import Gate
 from gradient_server.storage.logs import LogStore
 from gradient_server.storage.nar_store import LocalNarStore
@@ -53,6 +54,7 @@ class Services:
     draining: trio.Event
     # Disk work on logs has few threads of its own, so that it never starves what else waits for one.
     log_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(4))
+    sweeps: SweepFigures = field(default_factory=SweepFigures)
     # Shut while another instance's jobs are taken over.
     taking_over: Gate = field(default_factory=Gate)
     # These use the others, so they are set right after.

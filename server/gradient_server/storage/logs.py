@@ -35,6 +35,8 @@ MAX_LOG_BYTES = 4 * 1024**3
 MAX_OPEN_LOGS = 512
 _HEADER = struct.Struct("<II")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_SUFFIX = ".log"
+_SHARD_LETTERS = 2
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
 _PIECE_BYTES = 64
 
@@ -144,6 +146,23 @@ class LogStore:
                     return False
         return True
 
+    def shards(self) -> list[str]:
+        """The directories that logs lie in."""
+        with disk_errors(self._root):
+            return sorted(path.name for path in self._root.iterdir() if len(path.name) == _SHARD_LETTERS)
+
+    def logs_in(self, shard: str, *, older_than: float) -> list[str]:
+        """The assignments of a shard whose logs were last written before `older_than` (wall seconds)."""
+        directory = self._root / shard
+        with disk_errors(directory), os.scandir(directory) as entries:
+            return sorted(
+                entry.name.removesuffix(_SUFFIX)
+                for entry in entries
+                if entry.name.endswith(_SUFFIX)
+                and _SAFE_NAME.fullmatch(entry.name.removesuffix(_SUFFIX))
+                and entry.stat(follow_symlinks=False).st_mtime < older_than
+            )
+
     def close(self) -> None:
         """Closes every file. The store may be used again."""
         with self._lock:
@@ -216,8 +235,8 @@ class LogStore:
         if not _SAFE_NAME.fullmatch(assignment_id):
             raise ValueError(f"{assignment_id!r} is no assignment's id")
         # UUIDs of one second begin alike; their hash spreads them over the directories.
-        spread = hashlib.sha256(assignment_id.encode()).hexdigest()[:2]
-        return self._root / spread / f"{assignment_id}.log"
+        spread = hashlib.sha256(assignment_id.encode()).hexdigest()[:_SHARD_LETTERS]
+        return self._root / spread / f"{assignment_id}{_SUFFIX}"
 
 
 def _scan(fd: int) -> _Log:

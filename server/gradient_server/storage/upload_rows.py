@@ -10,7 +10,13 @@ from gradient_protocol.kinds import JobKind
 from gradient_protocol.messages.worker import UploadRequest
 
 from gradient_server.db.queries import uploads
-from gradient_server.db.queries.cached_paths import CachedPath, held_paths, object_in_use, put_path
+from gradient_server.db.queries.cached_paths import (
+    CachedPath,
+    held_paths,
+    object_in_use,
+    put_path,
+    touch_paths,
+)
 from gradient_server.db.tables import derivation_build, derivation_output
 from gradient_server.domain.events import Event, PathStored
 from gradient_server.domain.job import split_job_key
@@ -65,6 +71,7 @@ class UploadRows:
                 return Answer.COMMITTED
             if not held.is_member and held_paths(connection, [message.path]):
                 uploads.delete_upload(connection, message.request_id)
+                touch_paths(connection, [message.path], now=self._services.clock.now())
                 return Answer.HELD
             return Answer.WANTED
 

@@ -14,7 +14,7 @@ from gradient_protocol.nar import NarError
 from gradient_protocol.store_paths import source_path
 from pydantic import BaseModel
 
-from gradient_server.db.queries.cached_paths import CachedPath, get_paths, put_path
+from gradient_server.db.queries.cached_paths import CachedPath, get_paths, put_path, touch_paths
 from gradient_server.domain.events import Event, PathStored
 from gradient_server.net.services import Services
 from gradient_server.storage.nar_store import NarWriter, StoredObject
@@ -72,8 +72,17 @@ async def put_source(
 
 
 async def _is_held(services: Services, path: str) -> bool:
+    now = services.clock.now()
     found = await services.database.read(lambda connection: get_paths(connection, [path]))
     if path not in found:
+        return False
+
+    def note(connection: sa.Connection) -> bool:
+        touch_paths(connection, [path], now=now)
+        return path in get_paths(connection, [path])
+
+    # It is not to be collected before the evaluation is there that names it.
+    if not await services.database.run(note):
         return False
     return await trio.to_thread.run_sync(services.nar_store.has, found[path].object)
 

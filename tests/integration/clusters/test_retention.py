@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import trio
@@ -12,10 +10,10 @@ from gradient_server.db.queries.cached_paths import CachedPath, put_path
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus, ObjectUnused
 from gradient_server.graph.retention import delete_empty_clusters, delete_old_clusters, run_retention
-from gradient_server.net.services import Services
 from gradient_server.storage.nar_store import LocalNarStore
 from gradient_server.storage.retention import Retention
 
+from tests.fakes.collecting import collecting
 from tests.fakes.worker import nar_hash, nar_of
 from tests.fixtures.times import FakeClock
 from tests.integration.clusters.group import ClusterPool, cluster, members
@@ -53,18 +51,7 @@ async def test_an_unused_object_is_deleted_and_a_used_one_kept(
         )
         await sqlite_database.run(lambda c: put_path(c, entry, now=clock.now()))
 
-    async def transact(fn: object) -> None:
-        await sqlite_database.run(fn)  # type: ignore[arg-type]  # a function of a connection
-
-    services = SimpleNamespace(
-        bus=bus,
-        clock=clock,
-        database=sqlite_database,
-        nar_store=store,
-        settings=SimpleNamespace(retention_days=90.0),
-        transact=transact,
-    )
-    retention = Retention(cast("Services", services))
+    retention = Retention(collecting(sqlite_database, clock, tmp_path, bus=bus, nar_store=store))
     async with trio.open_nursery() as nursery:
         await nursery.start(retention.run)
         bus.publish([ObjectUnused(name), ObjectUnused(name)])
@@ -102,17 +89,7 @@ async def test_the_pass_comes_at_the_start_and_every_hour(
         if name == "first":
             pool.clock.advance(50 * DAY)
 
-    async def transact(fn: object) -> None:
-        await pool.run(fn)  # type: ignore[arg-type]  # a function of a connection
-
-    services = SimpleNamespace(
-        bus=Bus(),
-        clock=clock,
-        database=pool.database,
-        nar_store=LocalNarStore(tmp_path),
-        settings=SimpleNamespace(retention_days=90.0),
-        transact=transact,
-    )
+    services = collecting(pool.database, clock, tmp_path)
 
     async def left(names: list[str]) -> None:
         query = "SELECT name FROM cluster_job ORDER BY name"
@@ -122,7 +99,7 @@ async def test_the_pass_comes_at_the_start_and_every_hour(
 
     clock.secs = 45 * DAY
     async with trio.open_nursery() as nursery:
-        await nursery.start(Retention(cast("Services", services)).run)
+        await nursery.start(Retention(services).run)
         await left(["second"])
         clock.secs = 100 * DAY
         await left([])

@@ -21,8 +21,12 @@ __all__ = [
     "held_paths",
     "object_in_use",
     "put_path",
+    "stale_paths",
     "touch_paths",
 ]
+
+# Used again within this, a path is not noted again: garbage collection looks at days.
+_NOTED_FOR_SECS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,15 +178,25 @@ def closure_missing(connection: sa.Connection, paths: Iterable[str]) -> list[str
     return [row[0] for row in rows]
 
 
-def touch_paths(connection: sa.Connection, paths: Iterable[str], *, now: float) -> None:
-    """The paths were used: what is used longest ago is collected first."""
-    execute_text(connection, _TOUCH, {"paths": array_of(connection, paths), "now": now})
-
-
 _TOUCH = HotStatement(
     f"UPDATE cached_path SET used_at = :now WHERE {_IN[0]}",  # noqa: S608 - our own words
     f"UPDATE cached_path SET used_at = :now WHERE {_IN[1]}",  # noqa: S608 - our own words
 )
+_STALE = HotStatement(
+    f"SELECT path FROM cached_path WHERE {_IN[0]} AND used_at < :before",  # noqa: S608 - our own words
+    f"SELECT path FROM cached_path WHERE {_IN[1]} AND used_at < :before",  # noqa: S608 - our own words
+)
+
+
+def stale_paths(connection: sa.Connection, paths: Iterable[str], *, now: float) -> list[str]:
+    """Those of the paths whose use is to be noted, before anybody is told that they are held."""
+    parameters = {"paths": array_of(connection, paths), "before": now - _NOTED_FOR_SECS}
+    return sorted(row[0] for row in execute_text(connection, _STALE, parameters))
+
+
+def touch_paths(connection: sa.Connection, paths: Iterable[str], *, now: float) -> None:
+    """The paths were used: garbage collection passes them over for another while."""
+    execute_text(connection, _TOUCH, {"paths": array_of(connection, paths), "now": now})
 
 
 def _cached_path(row: Sequence[Any]) -> CachedPath:

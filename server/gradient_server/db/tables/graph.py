@@ -31,7 +31,7 @@ evaluation = sa.Table(
     sa.Column("status", sa.Text, nullable=False),
     # The wire's `source` as JSON; `source_path` once it is a store path that the server holds.
     sa.Column("source", sa.JSON, nullable=False),
-    sa.Column("source_path", sa.Text),
+    sa.Column("source_path", sa.Text, index=True),
     sa.Column("source_rev", sa.Text),
     sa.Column("attrs", sa.JSON, nullable=False),
     sa.Column("prioritized", sa.Boolean, nullable=False, default=False),
@@ -89,6 +89,8 @@ derivation = sa.Table(
     sa.Column("max_silent_secs", Time),
     sa.Column("closure_size", sa.BigInteger),
     sa.Column("created_at", Time, nullable=False),
+    # When a walk was last told that it is known, to the hour: such a walk builds upon it.
+    sa.Column("used_at", Time),
 )
 
 derivation_output = sa.Table(
@@ -121,7 +123,7 @@ derivation_source = sa.Table(
     "derivation_source",
     metadata,
     sa.Column("derivation", sa.ForeignKey("derivation.id", ondelete="CASCADE"), primary_key=True),
-    sa.Column("path", sa.Text, primary_key=True),
+    sa.Column("path", sa.Text, primary_key=True, index=True),
 )
 
 # The shared build: one row serves every evaluation that wants the derivation.
