@@ -1,6 +1,7 @@
 """Fixtures that every test may ask for; they are written in `tests/fixtures`."""
 
 import os
+import signal
 
 from tests.fixtures.databases import (
     database,
@@ -16,6 +17,9 @@ from tests.fixtures.times import clock, ids
 
 # Programs that tests start get what a user's shell gives them: this would hide a line never flushed.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# A shell starts what it puts into the background deaf to interrupts, and so would be all our children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = [
     "clock",

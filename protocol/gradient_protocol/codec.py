@@ -17,9 +17,16 @@ from gradient_protocol.contents import CHECKS, refine
 from gradient_protocol.errors import BAD_REQUEST, ProtocolError
 from gradient_protocol.limits import MAX_ELEMENTS
 from gradient_protocol.messages.common import Message, Zstd
-from gradient_protocol.messages.server import SERVER_MESSAGES, NarPush
-from gradient_protocol.messages.worker import WORKER_MESSAGES, LogChunk, UploadChunk
+from gradient_protocol.messages.server import SERVER_MESSAGES, JobListChunk, JobOffer, NarPush
+from gradient_protocol.messages.worker import (
+    WORKER_MESSAGES,
+    CandidateScores,
+    LogChunk,
+    UploadChunk,
+    WorkerMetrics,
+)
 from gradient_protocol.scan import check_limits
+from gradient_protocol.text import holds_nul, made_legible
 
 __all__ = ["Decoder", "Side", "encode"]
 
@@ -27,6 +34,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _TYPE_KEY = b"\xa4type"
 # Classes of text, integers, booleans and one `data`: no arrays, and a size that tells everything.
 _DATA_CLASSES: Final = frozenset({LogChunk, NarPush, UploadChunk, Zstd})
+# Many, and full of zeros; their ids are only looked up among those that the reader has in memory.
+_IDS_ALONE: Final = frozenset({CandidateScores, JobListChunk, JobOffer, WorkerMetrics})
 
 
 class Side(enum.Enum):
@@ -43,7 +52,10 @@ class Side(enum.Enum):
 
 def encode(message: Message) -> bytes:
     """One map, `type` first, optional fields that are None left out. Any size: the caller judges it."""
-    return _encode(message)
+    try:
+        return _encode(message)
+    except UnicodeEncodeError:  # half a surrogate pair, as in a file's name that is not UTF-8
+        return _encode(made_legible(message))
 
 
 class _TypeOnly(msgspec.Struct, frozen=True):
@@ -59,6 +71,7 @@ class _Entry:
     cls: type[Message]
     decode: Callable[[bytes], Message]
     has_arrays: bool
+    has_text: bool
     check: Callable[[Message, int], None] | None
 
 
@@ -68,6 +81,7 @@ def _entries(classes: Iterable[type[Message]]) -> dict[bytes, _Entry]:
             cls=cls,
             decode=msgspec.msgpack.Decoder(cls).decode,
             has_arrays=cls not in _DATA_CLASSES,
+            has_text=cls not in _DATA_CLASSES | _IDS_ALONE,
             check=CHECKS.get(cls),
         )
         for cls in classes
@@ -108,6 +122,9 @@ class Decoder:
             raise refine(entry.cls, payload, _one_line(error), in_job=True) from None
         if not (_encode(message) == payload if entry.has_arrays else _is_bare(message, payload)):
             _walk(entry.cls, payload)
+        # Numbers have zero bytes too, so this is a first look alone.
+        if entry.has_text and b"\0" in payload and holds_nul(message):
+            raise refine(entry.cls, payload, "text holds a NUL character", in_job=True)
         if entry.check is not None:
             entry.check(message, len(payload))
         return message

@@ -19,6 +19,7 @@ from gradient_protocol.errors import (
 from gradient_protocol.limits import (
     MAX_CHUNK_DATA,
     MAX_ERROR_TEXT,
+    MAX_ID_CHARS,
     MAX_INT,
     MAX_OFFER_BYTES,
     MAX_WINDOW_CANDIDATES,
@@ -28,11 +29,13 @@ from gradient_protocol.messages.server import AssignJob, JobListChunk, JobOffer,
 from gradient_protocol.messages.shapes import BuildOutput, ClusterSeat, EvalResult, EvalStats, FetchResult
 from gradient_protocol.messages.worker import (
     ClusterSignalReport,
+    ImportRequest,
     JobCompleted,
     JobFailed,
     JobUpdate,
     LogChunk,
     UploadChunk,
+    UploadRequest,
 )
 from gradient_protocol.scan import check_limits
 
@@ -138,12 +141,27 @@ def _check_offer(message: JobOffer | JobListChunk, size: int) -> None:
         raise ProtocolError(TOO_LARGE, f"an offer of more than {MAX_WINDOW_CANDIDATES} candidates")
 
 
+def _check_import(message: ImportRequest, _size: int) -> None:
+    _check_id("ImportRequest", message.query_id)
+
+
+def _check_upload(message: UploadRequest, _size: int) -> None:
+    _check_id("UploadRequest", message.request_id)
+
+
+def _check_id(name: str, value: str) -> None:
+    if len(value) > MAX_ID_CHARS:
+        raise ProtocolError(BAD_REQUEST, f"{name}: an id of more than {MAX_ID_CHARS} characters")
+
+
 # (message, size of its encoding) -> None, or raises. Any: each check takes its own class.
 CHECKS: Final[dict[type[Message], Callable[[Any, int], None]]] = {
     JobUpdate: _check_update,
     JobCompleted: _check_report,
     JobFailed: _check_failed,
     ClusterSignalReport: _check_report,
+    ImportRequest: _check_import,
+    UploadRequest: _check_upload,
     LogChunk: _check_data,
     UploadChunk: _check_data,
     NarPush: _check_data,

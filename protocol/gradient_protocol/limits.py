@@ -16,6 +16,7 @@ __all__ = [
     "MAX_CHUNK_DATA",
     "MAX_ELEMENTS",
     "MAX_ERROR_TEXT",
+    "MAX_ID_CHARS",
     "MAX_INT",
     "MAX_MESSAGE",
     "MAX_MESSAGE_BEFORE_INIT",
@@ -47,6 +48,7 @@ MAX_MESSAGE_BEFORE_INIT: Final = 16 * KIB
 MAX_MESSAGE: Final = 4 * MIB
 MAX_NESTING: Final = 16
 MAX_ELEMENTS: Final = 100_000
+MAX_ID_CHARS: Final = 128  # of an id that its maker's peer stores; a UUID has 36
 MAX_INT: Final = 2**63 - 1  # what both databases can store
 ZSTD_THRESHOLD: Final = 16 * KIB
 

@@ -28,7 +28,7 @@ from gradient_worker.jobs import Jobs
 from gradient_worker.journal_keeper import Recovered
 from gradient_worker.logs import LogShipper
 from gradient_worker.member_signals import Receipt
-from gradient_worker.runner.client import build_directory
+from gradient_worker.runner.values import build_directory
 from gradient_worker.slots import Slots
 from gradient_worker.wakeup import Wakeup
 

@@ -45,8 +45,9 @@ from gradient_worker.meters import cpu_benchmark, host
 from gradient_worker.queries import Queries
 from gradient_worker.reconnect import Reconnect
 from gradient_worker.recovery import recover
-from gradient_worker.runner.client import RunnerGone, RunnerOptions, RunnerRefused
 from gradient_worker.runner.journal import Journal
+from gradient_worker.runner.options import RunnerOptions
+from gradient_worker.runner.values import RunnerGone, RunnerRefused
 from gradient_worker.server_clock import ServerClock
 from gradient_worker.shutdown import wait_for_leave
 from gradient_worker.stores.base import StoreError

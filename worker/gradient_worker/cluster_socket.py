@@ -40,7 +40,7 @@ from gradient_worker.cluster_requests import (
 from gradient_worker.executor.job import Job, Member, StopCause
 from gradient_worker.executor.workshop import Workshop
 from gradient_worker.member_signals import BARRIER_TOPIC, Taken, barrier_send_id
-from gradient_worker.runner.client import build_directory
+from gradient_worker.runner.values import build_directory
 
 __all__ = ["cluster_socket_path", "remove_stale_sockets", "while_served"]
 

@@ -25,6 +25,7 @@ from gradient_worker.connector import REMEDIES, one_line
 from gradient_worker.identity import IdentityError, load_or_make_worker_id, read_peers
 from gradient_worker.meters.cgroup import probe
 from gradient_worker.runner import client as runner_client
+from gradient_worker.runner.values import RunnerInfo
 from gradient_worker.stores.base import StoreError
 from gradient_worker.stores.directory import DirectoryStore
 from gradient_worker.timing import CONNECT_SECS
@@ -84,7 +85,7 @@ async def _cgroup(config: WorkerConfig) -> list[Finding]:
     return [Finding("cgroup", f"builds are not measured: {reason}", CGROUP_REMEDY)]
 
 
-async def _ask(runner: runner_client.RunnerClient) -> runner_client.RunnerInfo:
+async def _ask(runner: runner_client.RunnerClient) -> RunnerInfo:
     async with trio.open_nursery() as nursery:
         await nursery.start(runner.run)
         info = await runner.info()

@@ -5,7 +5,9 @@ import contextlib
 import structlog
 import trio
 
-from gradient_worker.runner.client import RunnerClient, RunnerGone, RunnerOptions, connect_or_spawn
+from gradient_worker.runner.client import RunnerClient, connect_or_spawn
+from gradient_worker.runner.options import RunnerOptions
+from gradient_worker.runner.values import RunnerGone
 
 __all__ = ["RunnerKeeper"]
 

@@ -4,7 +4,8 @@ import structlog
 
 from gradient_worker.agent import Agent
 from gradient_worker.cluster_socket import remove_stale_sockets
-from gradient_worker.runner.client import RunnerClient, RunnerGone, RunnerRefused
+from gradient_worker.runner.client import RunnerClient
+from gradient_worker.runner.values import RunnerGone, RunnerRefused
 
 __all__ = ["recover"]
 

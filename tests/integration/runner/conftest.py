@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from gradient_worker.runner.client import BuildSpec, RunnerClient, RunnerOptions, connect_or_spawn
+from gradient_worker.runner.client import RunnerClient, connect_or_spawn
+from gradient_worker.runner.options import RunnerOptions
+from gradient_worker.runner.values import BuildSpec
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from gradient_worker.runner.client import RunnerClient, RunnerRefused, build_directory, connect
+from gradient_worker.runner.client import RunnerClient, connect
+from gradient_worker.runner.values import RunnerRefused, build_directory
 
 from .conftest import Pool, end_process
 

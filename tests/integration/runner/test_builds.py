@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from gradient_worker.runner.client import ExitReason, RunnerRefused, build_directory
+from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.values import RunnerRefused, build_directory
 
 from .conftest import PATH, Pool, gone
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from gradient_protocol.kinds import PeakSource
 from gradient_worker.meters.cgroup import BuildCgroup
-from gradient_worker.runner.client import ExitReason
+from gradient_worker.runner.layout import ExitReason
 
 from .conftest import Pool, gone
 from .test_builds import read_pid

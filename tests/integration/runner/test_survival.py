@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from gradient_worker.runner.client import (
-    ExitReason,
-    RunnerGone,
-    RunnerOptions,
-    connect,
-    connect_or_spawn,
-)
+from gradient_worker.runner.client import connect, connect_or_spawn
+from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.options import RunnerOptions
+from gradient_worker.runner.values import RunnerGone
 
 from .conftest import Pool, end_process, gone
 from .test_builds import read_pid

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 __all__ = ["messages"]
 
 _SMALL = 3  # elements an array or map: every shape is reached, and each example stays cheap
-_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _INT = st.integers(0, 300) | st.integers(0, MAX_INT)
 _FLOAT = st.floats(allow_nan=False)
 _LIVE_UPDATES = (shapes.Started, shapes.Stage, shapes.EvalStageUpdate)

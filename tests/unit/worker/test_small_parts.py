@@ -14,7 +14,8 @@ from gradient_worker.executor.environment import command_environment
 from gradient_worker.executor.host_watch import HostWatch
 from gradient_worker.executor.spans import SpanLog
 from gradient_worker.race import race
-from gradient_worker.runner.client import BuildDirectory, BuildExit, ExitReason, RunnerGone
+from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.values import BuildDirectory, BuildExit, RunnerGone
 from gradient_worker.scorer import Scorer
 from gradient_worker.server_clock import ServerClock
 from gradient_worker.slots import Slots

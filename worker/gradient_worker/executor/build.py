@@ -30,7 +30,7 @@ from gradient_worker.executor.outputs import (
 )
 from gradient_worker.executor.stages import enter
 from gradient_worker.executor.workshop import Workshop
-from gradient_worker.runner.client import build_directory
+from gradient_worker.runner.values import build_directory
 
 __all__ = ["downloads_directory", "run_build"]
 

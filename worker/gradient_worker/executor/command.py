@@ -12,15 +12,9 @@ from gradient_worker.executor.environment import command_environment, member_env
 from gradient_worker.executor.failure import Failure, failure, of_exit, with_metrics
 from gradient_worker.executor.job import Job, Phase, StopCause
 from gradient_worker.executor.workshop import Workshop
-from gradient_worker.runner.client import (
-    BuildDirectory,
-    BuildExit,
-    BuildSpec,
-    ExitReason,
-    RunnerClient,
-    RunnerGone,
-    RunnerRefused,
-)
+from gradient_worker.runner.client import RunnerClient
+from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.values import BuildDirectory, BuildExit, BuildSpec, RunnerGone, RunnerRefused
 from gradient_worker.timing import CLEANUP_SECS, HOST_FAILURE_WINDOW_SECS
 
 __all__ = ["run_command"]

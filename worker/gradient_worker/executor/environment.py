@@ -9,7 +9,7 @@ from gradient_protocol.messages.shapes import BuildJob
 from gradient_worker.cluster_requests import roster_text
 from gradient_worker.evaluator.environment import input_variable
 from gradient_worker.member_signals import MemberSignals
-from gradient_worker.runner.client import BuildDirectory
+from gradient_worker.runner.values import BuildDirectory
 
 __all__ = ["command_environment", "member_environment"]
 

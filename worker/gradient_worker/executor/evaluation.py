@@ -30,6 +30,7 @@ from gradient_protocol.messages.shapes import (
 )
 from gradient_protocol.messages.worker import EvalMessage
 from gradient_protocol.nar import remove_tree
+from gradient_protocol.text import legible
 
 from gradient_worker.evaluator.evaluator import (
     Answer,
@@ -190,5 +191,6 @@ def _show(shop: Workshop, job: Job, result: EvalResult) -> None:
 
 
 def _message(job: Job, level: NoteLevel, note: Note) -> EvalMessage:
-    text = note.message.encode()[:MAX_ERROR_TEXT].decode(errors="ignore")
-    return EvalMessage(assignment_id=job.assignment_id, level=level, source=note.source, message=text)
+    text = legible(note.message).encode()[:MAX_ERROR_TEXT].decode(errors="ignore")
+    source = None if note.source is None else legible(note.source)
+    return EvalMessage(assignment_id=job.assignment_id, level=level, source=source, message=text)

@@ -13,9 +13,10 @@ from gradient_protocol.errors import SessionClosed
 from gradient_protocol.kinds import FailureKind
 from gradient_protocol.limits import MAX_ERROR_TEXT
 from gradient_protocol.messages.shapes import Metrics
+from gradient_protocol.text import legible
 
-from gradient_worker.runner.client import BuildExit, RunnerGone
 from gradient_worker.runner.layout import ExitReason
+from gradient_worker.runner.values import BuildExit, RunnerGone
 
 __all__ = [
     "Failure",
@@ -40,7 +41,7 @@ class Failure:
 
 def failure(kind: FailureKind, error: str) -> Failure:
     """A failure whose text is cut to what the wire takes."""
-    cut = error.encode("utf-8", "replace")[:MAX_ERROR_TEXT].decode("utf-8", "ignore")
+    cut = legible(error).encode()[:MAX_ERROR_TEXT].decode(errors="ignore")
     return Failure(kind, cut)
 
 

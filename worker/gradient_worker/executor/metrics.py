@@ -13,7 +13,7 @@ from gradient_protocol.messages.shapes import Metrics
 
 from gradient_worker.meters.cgroup import BuildCgroup
 from gradient_worker.meters.throughput import DiskSpeed, LinkSpeed
-from gradient_worker.runner.client import BuildExit, RunnerBuild
+from gradient_worker.runner.values import BuildExit, RunnerBuild
 from gradient_worker.threads import Threads
 
 __all__ = ["BuildMeters", "Speeds"]

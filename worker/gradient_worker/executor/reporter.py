@@ -17,6 +17,7 @@ from gradient_protocol.limits import MAX_UNACKNOWLEDGED_REPORTS
 from gradient_protocol.messages.common import Message
 from gradient_protocol.messages.shapes import JobUpdateKind
 from gradient_protocol.messages.worker import JobCompleted, JobFailed, JobUpdate
+from gradient_protocol.text import made_legible
 
 __all__ = ["FINAL_REPORTS", "ReportJournal", "Reporter"]
 
@@ -177,6 +178,7 @@ class Reporter:
         return (self._pending[-1][0] if self._pending else self._acknowledged) + 1
 
     def _keep(self, seq: int, message: Message, send_id: str | None = None) -> None:
+        message = made_legible(message)  # an error's text may be anybody's: a program's, a file's name
         if send_id is None:
             self._journal.report(self._assignment_id, seq, message)
         else:

@@ -1,6 +1,6 @@
 """Names of files and words that the runner and the agent share.
 
-The runner joins them as strings, the agent as paths (`client.build_directory`).
+The runner joins them as strings, the agent as paths (`values.build_directory`).
 """
 
 from __future__ import annotations
