@@ -22,6 +22,7 @@ from gradient_server.graph.cluster_views import (
 )
 from gradient_server.graph.settle import abort_cluster
 from gradient_server.web.auth import Access, Reader, Writer
+from gradient_server.web.bodies import RequestBody
 from gradient_server.web.cluster_answers import ClusterAnswer, ClusterEntry, cluster_answer, cluster_entry
 from gradient_server.web.cluster_stream import ClusterStream, Select, clusters_named, wanted_by_evaluation
 from gradient_server.web.cluster_why import ClusterWhyAnswer, cluster_why, with_expected_start
@@ -47,7 +48,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 Text = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class NewMember(BaseModel):
+class NewMember(RequestBody):
     """`job` is build:ID, eval:ID, the beginning of an id, or a build's name; `pin` a worker's id or name."""
 
     job: Text
@@ -56,7 +57,7 @@ class NewMember(BaseModel):
     pin: Text | None = None
 
 
-class NewCluster(BaseModel):
+class NewCluster(RequestBody):
     """A cluster of jobs that have not started."""
 
     project: str = "default"

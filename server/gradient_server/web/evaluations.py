@@ -21,6 +21,7 @@ from gradient_server.graph.views import (
     list_evaluations,
 )
 from gradient_server.web.auth import Access, Reader, Writer
+from gradient_server.web.bodies import RequestBody
 from gradient_server.web.errors import ApiError, ErrorAnswer
 from gradient_server.web.evaluation_views import (
     EvaluationAnswer,
@@ -48,14 +49,14 @@ _GIT_URL: Final = re.compile(r"(https?|ssh|git|file)://[^\s]+|[A-Za-z0-9._-]+@[A
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
-class PathSourceRequest(BaseModel):
+class PathSourceRequest(RequestBody):
     """A source tree that was uploaded."""
 
     type: Literal["Path"]
     path: Annotated[str, Field(pattern=r"^[0-9a-z]{32}-source$")]
 
 
-class GitSourceRequest(BaseModel):
+class GitSourceRequest(RequestBody):
     """A source tree that a worker is to clone; without `rev`, the remote's default branch."""
 
     type: Literal["Git"]
@@ -70,15 +71,16 @@ class GitSourceRequest(BaseModel):
         return url
 
 
-class NewEvaluation(BaseModel):
+class NewEvaluation(RequestBody):
     """What to evaluate and build. No `attrs` means every build."""
 
     project: str = "default"
     task: Name = "main"
     source: Annotated[PathSourceRequest | GitSourceRequest, Field(discriminator="type")]
     attrs: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=255)]], Field(max_length=MAX_ATTRS)
-    ] = []
+        list[Annotated[str, Field(min_length=1, max_length=255)]],
+        Field(max_length=MAX_ATTRS, default_factory=list),
+    ]
     prioritized: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What every request goes through: a bounded body, and its place in the metrics."""
+"""What every request goes through: an address that is text, a bounded body, its place in the metrics."""
 
 from http import HTTPStatus
 from typing import Final
@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES: Final = 1024 * 1024
 API: Final = "/api/v1"
 _UNBOUNDED: Final = f"{API}/sources"
+_NUL: Final = "the address holds a NUL character (%00): leave it out"
 _INTERNAL: Final = "internal error; the server's log has it"
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -52,6 +53,9 @@ class Requests:
                 self._observe(scope, message["status"], trio.current_time() - began)
             await send(message)
 
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            await JSONResponse({"error": _NUL}, HTTPStatus.UNPROCESSABLE_ENTITY)(scope, receive, observed)
+            return
         bounded = receive if scope["path"] == _UNBOUNDED else _bounded(receive)
         try:
             await self._app(scope, bounded, observed)

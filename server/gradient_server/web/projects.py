@@ -18,6 +18,7 @@ from gradient_server.db.queries.registry import (
     list_projects,
 )
 from gradient_server.web.auth import Access, Admin, Reader
+from gradient_server.web.bodies import RequestBody
 from gradient_server.web.errors import ApiError
 from gradient_server.web.state import WebDep
 
@@ -44,7 +45,7 @@ class ProjectAnswer(BaseModel):
     name: str
 
 
-class NewProject(BaseModel):
+class NewProject(RequestBody):
     """A project to make."""
 
     name: Name
@@ -62,7 +63,7 @@ class Projects(BaseModel):
     projects: list[ProjectAnswer]
 
 
-class NewKey(BaseModel):
+class NewKey(RequestBody):
     """A key to make; `project` None: good for the whole server."""
 
     name: Name

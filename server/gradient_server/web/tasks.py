@@ -10,6 +10,7 @@ from gradient_server.db.queries.registry import RegistryError
 from gradient_server.domain.events import Event
 from gradient_server.graph.tasks import TaskLimits, TaskView, list_tasks, set_task_limits
 from gradient_server.web.auth import Reader, Writer
+from gradient_server.web.bodies import RequestBody
 from gradient_server.web.errors import ApiError
 from gradient_server.web.projects import Name, project_named
 from gradient_server.web.state import WebDep
@@ -19,7 +20,7 @@ __all__ = ["router"]
 router = APIRouter(tags=["tasks"])
 
 
-class TaskBody(BaseModel):
+class TaskBody(RequestBody):
     """A task's limits; one that is left out or null is lifted."""
 
     max_concurrent_evaluations: int | None = Field(default=None, ge=1, le=1_000_000)

@@ -23,6 +23,7 @@ from gradient_server.db.queries.registry import (
 from gradient_server.net.authority import worker_registered, worker_revoked
 from gradient_server.net.services import Services
 from gradient_server.web.auth import Access, Admin, Reader, Writer
+from gradient_server.web.bodies import RequestBody
 from gradient_server.web.errors import ApiError
 from gradient_server.web.pool import WorkerAnswer, list_pool
 from gradient_server.web.projects import Name, project_named
@@ -36,7 +37,7 @@ UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 MAX_DEADLINE_SECS = 366 * 24 * 3600
 
 
-class NewWorker(BaseModel):
+class NewWorker(RequestBody):
     """A worker to register. Without `worker_id` one is made; without `project` it serves every project."""
 
     name: Name
@@ -58,7 +59,7 @@ class Workers(BaseModel):
     workers: list[WorkerAnswer]
 
 
-class NewDrain(BaseModel):
+class NewDrain(RequestBody):
     """No new jobs from now on; what still runs after `deadline_secs` is requeued. `undo` ends it."""
 
     reason: Annotated[str, Field(max_length=500)] = ""
@@ -74,7 +75,7 @@ class DrainAnswer(BaseModel):
     deadline: float | None
 
 
-class NewRevocation(BaseModel):
+class NewRevocation(RequestBody):
     """The project whose registration ends; None: every one."""
 
     project: str | None = None
