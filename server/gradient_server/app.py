@@ -37,7 +37,6 @@ from gradient_server.db.queries.instances import database_now, register_instance
 from gradient_server.db.runner import Database, open_database
 from gradient_server.graph.jobs import load_pending
 from gradient_server.http_server import serve_http
-from gradient_server.net.aborts import reap_forever
 from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
@@ -212,6 +211,7 @@ async def _run(
             away = [assignment.worker_id for assignment in owned]
             for worker_id in dict.fromkeys([*away, *services.clusters.awaited_workers()]):
                 services.graces.arm(worker_id)
+            await loops.start(services.sweeps.run)
             http_addresses = await _start_http(services, loops)
             # The last thing that can fail: a start that fails before it has made no key, whose file
             # the next one would not name.
@@ -238,7 +238,6 @@ async def _start_loops(services: Services, loops: trio.Nursery) -> None:
     await loops.start(services.history.run)
     await loops.start(services.windows.run)
     await loops.start(services.graces.run)
-    await loops.start(partial(reap_forever, services))
     await loops.start(services.uploads.run)
     await loops.start(services.retention.run)
     await loops.start(services.succession.run)

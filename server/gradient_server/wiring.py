@@ -29,6 +29,7 @@ from gradient_server.net.resume import lose_worker
 from gradient_server.net.services import Services
 from gradient_server.net.sessions import Sessions
 from gradient_server.net.succession import Succession
+from gradient_server.net.sweeps import Sweeps
 from gradient_server.scheduler.claim_store import DatabaseClaimStore
 from gradient_server.scheduler.model import SchedulerSettings
 from gradient_server.scheduler.scheduler import Scheduler
@@ -134,6 +135,7 @@ def build_services(
     services.uploads = Uploads(services)
     services.retention = Retention(services)
     services.succession = Succession(services)
+    services.sweeps = Sweeps(services)
     bus.subscribe(announcer(services))
     return services
 

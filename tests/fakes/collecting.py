@@ -45,7 +45,7 @@ def collecting(
         logs=LogStore(base_dir),
         log_threads=trio.CapacityLimiter(2),
         settings=SimpleNamespace(retention_days=retention_days),
-        sweeps=SweepFigures(),
+        sweep_figures=SweepFigures(),
         transact=transact,
     )
     return cast("Services", services)

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -16,7 +15,6 @@ from gradient_server.db.runner import Database
 from gradient_server.domain.events import Event
 from gradient_server.first_start import ensure_registry
 from gradient_server.graph.submit import submit_evaluation
-from gradient_server.net.aborts import reap_forever
 from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
 from gradient_server.wiring import build_services
@@ -101,7 +99,7 @@ async def running_pool(database: Database, base_dir: Path, **flags: object) -> A
         await nursery.start(services.clusters.run)
         await nursery.start(services.history.run)
         await nursery.start(services.graces.run)
-        await nursery.start(partial(reap_forever, services))
+        await nursery.start(services.sweeps.run)
         await nursery.start(services.uploads.run)
         nursery.start_soon(Door(services).run, listeners, nursery)
         address = listener_address(listeners[0])

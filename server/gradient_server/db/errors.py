@@ -1,11 +1,17 @@
 """What can go wrong with the database itself, each one line that says what to do."""
 
+import sqlite3
+import sys
+
+import sqlalchemy as sa
+
 __all__ = [
     "CommitFailedError",
     "DatabaseClosedError",
     "DatabaseError",
     "DatabaseInUseError",
     "DatabaseUnusableError",
+    "database_errors",
     "first_line",
 ]
 
@@ -35,3 +41,13 @@ def first_line(error: BaseException) -> str:
     cause = getattr(error, "orig", None) or error
     text = str(cause).strip()
     return text.splitlines()[0] if text else type(cause).__name__
+
+
+def database_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Everything that says that the database is away, full or locked, and `others`, for `except`: our
+    errors, SQLAlchemy's, and the driver's own, which hot statements let through.
+    """
+    # The driver of a database that is not used is not loaded for this.
+    psycopg = sys.modules.get("psycopg")
+    driver = () if psycopg is None else (psycopg.Error,)
+    return (DatabaseError, sa.exc.SQLAlchemyError, sqlite3.Error, *driver, *others)

@@ -8,6 +8,8 @@ depends on costs one look-up.
 
 from collections.abc import Iterable, Sequence
 
+import sqlalchemy as sa
+
 from gradient_server.domain.events import BuildChanged, JobQueued, JobUnqueued
 from gradient_server.domain.job import build_key
 from gradient_server.domain.status import BuildStatus
@@ -21,7 +23,17 @@ from gradient_server.graph.states import BuildEvent, build_target
 from gradient_server.graph.transitions import move_builds
 from gradient_server.graph.work import Work
 
-__all__ = ["abort_builds", "advance", "announce_queued", "fail_builds", "finish", "reset_builds"]
+__all__ = [
+    "abort_builds",
+    "advance",
+    "announce_queued",
+    "fail_builds",
+    "finish",
+    "movable",
+    "release_builds",
+    "reset_builds",
+    "settle_ended",
+]
 
 _CURRENT = "('Created', 'Queued', 'Assigned', 'Completed')"
 
@@ -82,6 +94,9 @@ _REOPEN_JOBS = sql.statement(
     "UPDATE build_job SET outcome = NULL, finished_at = NULL WHERE build IN [ids] AND outcome = 'Completed'"
     " AND evaluation IN (SELECT v.id FROM evaluation v WHERE v.finished_at IS NULL)"
 )
+_ENDED = sql.statement(
+    "SELECT id, status FROM derivation_build WHERE id IN [ids] AND finished_at IS NOT NULL ORDER BY id"
+)
 _NAMES = sql.statement(
     "SELECT b.id, d.name FROM derivation_build b JOIN derivation d ON d.id = b.derivation WHERE b.id IN [ids]"
 )
@@ -105,6 +120,30 @@ def advance(work: Work, builds: Sequence[str]) -> None:
         error = f"it needs {dependency}, which failed"
         fail_builds(work, stuck, BuildEvent.DEPENDENCY_FAILED, error=error)
     _ready(work, [build for build in builds if build not in blocked])
+
+
+def movable(connection: sa.Connection, builds: Sequence[str]) -> list[str]:
+    """Those of `builds` that `advance` would move: Created, and ready or blocked for good. A look only."""
+    if not builds:
+        return []
+    parameters = {"ids": sql.array(connection, builds)}
+    found = [row[0] for row in sql.run(connection, _READY, parameters)]
+    return [*found, *dict.fromkeys(row[0] for row in sql.run(connection, _BLOCKED, parameters))]
+
+
+def release_builds(work: Work, builds: Sequence[str]) -> None:
+    """These are Assigned and no worker has them: they wait for one again."""
+    announce_queued(work, move_builds(work, builds, BuildEvent.RELEASED, racing=True))
+
+
+def settle_ended(work: Work, builds: Sequence[str]) -> None:
+    """Gives wishes that stayed open the outcome of these builds, which have ended."""
+    if not builds:
+        return
+    evaluations: dict[str, None] = {}
+    for build, status in sql.run(work.connection, _ENDED, _ids(work, builds)):
+        evaluations.update(_settle_jobs(work, [build], BuildStatus(status)))
+    settle_evaluations(work, evaluations)
 
 
 def finish(

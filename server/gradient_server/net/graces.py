@@ -39,6 +39,11 @@ class Graces:
         if worker_id not in self._deadlines:
             self.arm(worker_id)
 
+    @property
+    def awaited(self) -> list[str]:
+        """Workers whose grace runs, or whose loss is being stored."""
+        return [*self._deadlines, *self._losing]
+
     async def cancel(self, worker_id: str) -> None:
         """The worker is back. Returns once a loss that had begun already is stored."""
         self._deadlines.pop(worker_id, None)

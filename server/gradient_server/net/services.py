@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # these use Services themselves
     from gradient_server.net.graces import Graces
     from gradient_server.net.sessions import Sessions
     from gradient_server.net.succession import Succession
+    from gradient_server.net.sweeps import Sweeps
     from gradient_server.scheduler.scheduler import Scheduler
     from gradient_server.storage.downloads import Downloads
     from gradient_server.storage.retention import Retention
@@ -54,7 +55,7 @@ class Services:
     draining: trio.Event
     # Disk work on logs has few threads of its own, so that it never starves what else waits for one.
     log_threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(4))
-    sweeps: SweepFigures = field(default_factory=SweepFigures)
+    sweep_figures: SweepFigures = field(default_factory=SweepFigures)
     # Shut while another instance's jobs are taken over.
     taking_over: Gate = field(default_factory=Gate)
     # These use the others, so they are set right after.
@@ -67,6 +68,7 @@ class Services:
     uploads: "Uploads" = field(init=False)
     retention: "Retention" = field(init=False)
     succession: "Succession" = field(init=False)
+    sweeps: "Sweeps" = field(init=False)
 
     async def transact(
         self, fn: Callable[[sa.Connection], tuple[T, Sequence[Event]]], together: Together | None = None

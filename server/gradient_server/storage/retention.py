@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gradient_server.db.errors import DatabaseError
+from gradient_server.db.errors import database_errors, first_line
 from gradient_server.domain.events import Event, ObjectUnused
 from gradient_server.domain.sweeps import Sweep
 from gradient_server.graph import garbage
@@ -72,13 +72,13 @@ class Retention:
             (Sweep.OBJECTS, partial(collect_orphans, self._services)),
             (Sweep.LOGS, partial(collect_logs, self._services)),
         )
-        figures = self._services.sweeps
+        figures = self._services.sweep_figures
         for sweep, one in passes:
             try:
                 found = await one()
-            except (DatabaseError, StorageError) as error:
+            except database_errors(StorageError) as error:
                 figures.failures[sweep] += 1
-                log.error("a pass failed and comes again in an hour", sweep=sweep, reason=str(error))
+                log.error("a pass failed and comes again in an hour", sweep=sweep, reason=first_line(error))
                 continue
             figures.ended(sweep, found)
             if found:
@@ -158,6 +158,6 @@ class Retention:
                 del self._unused[name]
                 try:
                     await delete_unused(self._services, name)
-                except (DatabaseError, StorageError) as error:
+                except database_errors(StorageError) as error:
                     # The hourly look for objects without a row finds it.
-                    log.error("an unused object cannot be deleted", object=name, reason=str(error))
+                    log.error("an unused object cannot be deleted", object=name, reason=first_line(error))

@@ -18,6 +18,7 @@ from gradient_server.db.tables import (
     dispatched_job,
     evaluation,
 )
+from gradient_server.domain.sweeps import Sweep, SweepFigures
 from gradient_server.net.services import Services
 from gradient_server.scheduler.snapshot import PoolSnapshot, WorkerSnapshot
 from gradient_server.web.auth import Overseer
@@ -57,6 +58,7 @@ class Facts:
     sessions: int
     downloads: int
     watchers: int
+    sweeps: SweepFigures
 
 
 class FactsCollector(Collector):
@@ -95,8 +97,22 @@ def _metrics(facts: Facts) -> Iterator[Metric]:
     yield GaugeMetricFamily("gradient_sessions", "Authenticated sessions of workers.", facts.sessions)
     yield GaugeMetricFamily("gradient_downloads", "NARs on their way to workers.", facts.downloads)
     yield GaugeMetricFamily("gradient_http_watchers", "Open event streams.", facts.watchers)
+    yield from _sweep_metrics(facts.sweeps)
     yield from cluster_metrics(facts.clusters, rows.clusters, rows.attempts)
     yield from _worker_metrics(pool.workers)
+
+
+def _sweep_metrics(figures: SweepFigures) -> Iterator[Metric]:
+    passes = CounterMetricFamily("gradient_sweep_passes", "Passes of a sweep that ended.", labels=["sweep"])
+    found = CounterMetricFamily(
+        "gradient_sweep_found", "What a sweep closed, repaired or deleted.", labels=["sweep"]
+    )
+    failures = CounterMetricFamily("gradient_sweep_failures", "Passes that failed.", labels=["sweep"])
+    for sweep in Sweep:
+        passes.add_metric([sweep], figures.passes[sweep])
+        found.add_metric([sweep], figures.found[sweep])
+        failures.add_metric([sweep], figures.failures[sweep])
+    yield from (passes, found, failures)
 
 
 def _worker_metrics(workers: Iterable[WorkerSnapshot]) -> Iterator[Metric]:
@@ -172,5 +188,6 @@ async def get_metrics(web: WebDep, _access: Overseer) -> Response:
         sessions=len(services.sessions),
         downloads=services.downloads.running,
         watchers=web.hub.count,
+        sweeps=services.sweep_figures,
     )
     return Response(generate_latest(web.registry), media_type=CONTENT_TYPE_LATEST)

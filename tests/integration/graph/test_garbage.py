@@ -1,13 +1,13 @@
 """Garbage collection: what is past its time goes from the top down, and nothing that is wanted."""
 
 import os
+import sqlite3
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from gradient_protocol.kinds import FailureKind
-from gradient_server.db.errors import DatabaseError
 from gradient_server.domain.events import Bus, Event, ObjectUnused
 from gradient_server.domain.job import eval_key
 from gradient_server.domain.sweeps import Sweep
@@ -46,10 +46,10 @@ class Collector:
 
     async def collect(self) -> Counter[Sweep]:
         """What one pass took away."""
-        before = Counter(self.services.sweeps.found)
+        before = Counter(self.services.sweep_figures.found)
         await self._retention.collect()
-        assert not self.services.sweeps.failures
-        return self.services.sweeps.found - before
+        assert not self.services.sweep_figures.failures
+        return self.services.sweep_figures.found - before
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ async def test_a_pass_that_breaks_off_anywhere_is_finished_by_the_next(
         nonlocal left
         left -= 1
         if left < 0:
-            raise DatabaseError("the database is away")
+            raise sqlite3.OperationalError("database or disk is full")
         return await real(*arguments)  # type: ignore[arg-type]  # as it came
 
     pool.database.run = run  # type: ignore[method-assign, assignment]  # of this test alone
@@ -212,7 +212,7 @@ async def test_a_pass_that_breaks_off_anywhere_is_finished_by_the_next(
         assert await pool.evaluation_status(kept) == "Completed"
         assert output_path("a") in await held(pool)
         pool.database.run = run  # type: ignore[method-assign, assignment]  # of this test alone
-        if not attempt.services.sweeps.failures:
+        if not attempt.services.sweep_figures.failures:
             break
     pool.database.run = real  # type: ignore[method-assign]  # as it was
     assert 5 < tries < 100

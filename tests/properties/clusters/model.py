@@ -31,6 +31,7 @@ from gradient_server.graph.reports import apply_report
 from gradient_server.graph.retention import run_retention
 from gradient_server.graph.settle import abort_cluster, settle_verdict
 from gradient_server.graph.submit import submit_evaluation
+from gradient_server.graph.sweeps import find_stuck
 
 from tests.fixtures.graph import make_project, make_task, make_worker, store_path
 from tests.fixtures.times import FakeClock
@@ -367,6 +368,8 @@ class Model:
     def check(self) -> None:
         for rule, query in NEVER.items():
             assert not self.rows(query), rule
+        stuck = find_stuck(self.c)
+        assert not len(stuck), f"the watchdog would repair {stuck}"
 
     def run_to_the_end(self) -> None:
         """With faults over, everything ends."""

@@ -31,6 +31,7 @@ from gradient_server.graph.jobs import load_job, load_pending
 from gradient_server.graph.reports import apply_report
 from gradient_server.graph.resume import lose_assignments, resume
 from gradient_server.graph.submit import submit_evaluation
+from gradient_server.graph.sweeps import find_stuck
 
 from tests.fixtures.graph import make_project, make_task, store_path
 from tests.fixtures.times import START
@@ -303,6 +304,8 @@ class Model:
         for name, text in RULES.items():
             broken = self.run(lambda c, text=text: c.execute(sa.text(text)).all())  # type: ignore[misc]  # a default
             assert not broken, f"{name}: {broken}"
+        stuck = self.run(find_stuck)
+        assert not len(stuck), f"the watchdog would repair {stuck}"
         stored = self.run(lambda c: load_pending(c, None, self.now))
         assert {job.job_id: _known(job) for job in stored} == {
             key: _known(job) for key, job in self.queued.items()
