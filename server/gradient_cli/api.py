@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx2
 
 from gradient_cli.errors import CommandError, ExitCode
 
-__all__ = ["DEFAULT_URL", "Api", "Event"]
+__all__ = ["DEFAULT_URL", "Api", "Event", "part"]
 
 DEFAULT_URL = "http://127.0.0.1:3000"
 CONNECT_SECS = 10.0
@@ -38,6 +39,11 @@ def _read_key(key_file: Path) -> str:
     if not text:
         raise CommandError(f"the API key file {key_file} is empty", ExitCode.USAGE)
     return text
+
+
+def part(text: str) -> str:
+    """A name as one part of a path, whatever characters it has; what is no UTF-8 names nothing there."""
+    return quote(text, safe=":", errors="backslashreplace")
 
 
 class Api:
@@ -135,6 +141,8 @@ class Api:
             raise CommandError(
                 f"{self.url!r} is not an address: write http://host:port in GRADIENT_URL", ExitCode.USAGE
             ) from None
+        except UnicodeEncodeError:
+            raise CommandError("what you named is no UTF-8 text: name it otherwise", ExitCode.USAGE) from None
         except httpx2.TransportError as error:
             raise CommandError(f"the connection to {self.url} broke: {error}; try again") from None
 

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from gradient_cli import cluster_output, clusters, output, submit
-from gradient_cli.api import Api
+from gradient_cli.api import Api, part
 from gradient_cli.cluster_progress import progress_for_clusters
 from gradient_cli.errors import CommandError, ExitCode
 
@@ -68,7 +67,7 @@ def cluster_submit(
 def cluster_show(cluster: Cluster, as_json: JsonFlag = False) -> None:
     """Show a cluster, its tries, and the times of all members."""
     with Api.from_environment() as api:
-        answer = api.get(f"/clusters/{_path(cluster)}")
+        answer = api.get(f"/clusters/{part(cluster)}")
     (output.print_json if as_json else cluster_output.print_cluster)(answer)
 
 
@@ -89,7 +88,7 @@ def cluster_list(
 def cluster_abort(cluster: Cluster) -> None:
     """End a cluster: nothing of it runs or holds a worker any more."""
     with Api.from_environment() as api:
-        answer = api.post(f"/clusters/{_path(cluster)}/abort")
+        answer = api.post(f"/clusters/{part(cluster)}/abort")
     if not answer["aborted"]:
         typer.echo(f"cluster {answer['cluster']} had ended already", err=True)
 
@@ -101,13 +100,8 @@ def print_why_of_job(why: dict[str, Any]) -> None:
         cluster_output.print_cluster_why(why["cluster"])
 
 
-def _path(cluster: str) -> str:
-    # A name may have any character.
-    return quote(cluster, safe="")
-
-
 def show_why(cluster: str, *, as_json: bool) -> None:
     """`gradient why --cluster`."""
     with Api.from_environment() as api:
-        answer = api.get(f"/clusters/{_path(cluster)}/why")
+        answer = api.get(f"/clusters/{part(cluster)}/why")
     (output.print_json if as_json else cluster_output.print_cluster_why)(answer)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gradient_cli import output, submit
-from gradient_cli.api import Api
+from gradient_cli.api import Api, part
 from gradient_cli.cluster_commands import cluster_app, print_why_of_job, show_why
 from gradient_cli.demo.run import run_demo
 from gradient_cli.errors import CommandError, ExitCode
@@ -91,18 +91,18 @@ def why(
     as_json: JsonFlag = False,
 ) -> None:
     """Say why a job or a cluster is still pending, or why it went where it went."""
-    if (job is None) == (cluster is None):
-        raise CommandError("name a job, or a cluster with --cluster ID", ExitCode.USAGE)
-    if cluster is not None:
+    if cluster is not None and job is None:
         show_why(cluster, as_json=as_json)
+    elif job is not None and cluster is None:
+        _read(f"/jobs/{part(job)}/why", print_why_of_job, as_json)
     else:
-        _read(f"/jobs/{job}/why", print_why_of_job, as_json)
+        raise CommandError("name a job, or a cluster with --cluster ID", ExitCode.USAGE)
 
 
 @app.command()
 def show(job: Job, as_json: JsonFlag = False) -> None:
     """Show a job and its attempts."""
-    _read(f"/jobs/{job}", output.print_job, as_json)
+    _read(f"/jobs/{part(job)}", output.print_job, as_json)
 
 
 @app.command()
@@ -115,7 +115,7 @@ def logs(
 ) -> None:
     """Print the log of a job's newest attempt, or of an older one."""
     with Api.from_environment() as api:
-        for chunk in api.stream(f"/jobs/{job}/log", follow=int(follow), attempt=attempt):
+        for chunk in api.stream(f"/jobs/{part(job)}/log", follow=int(follow), attempt=attempt):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
 
@@ -156,7 +156,7 @@ def task_list(
     as_json: JsonFlag = False,
 ) -> None:
     """List a project's tasks and their limits."""
-    _read(f"/projects/{project}/tasks", output.print_tasks, as_json)
+    _read(f"/projects/{part(project)}/tasks", output.print_tasks, as_json)
 
 
 @task_app.command("limit")
@@ -171,7 +171,7 @@ def task_limit(
     """Limit the evaluations of a task; what is not given is lifted."""
     limits = {"max_concurrent_evaluations": max_concurrent, "evaluation_timeout_secs": timeout}
     with Api.from_environment() as api:
-        api.put(f"/projects/{project}/tasks/{name}", limits)
+        api.put(f"/projects/{part(project)}/tasks/{part(name)}", limits)
 
 
 @worker_app.command("register")
@@ -190,7 +190,10 @@ def worker_register(
         output.print_json(answer)
         return
     print(answer["peers_line"])  # noqa: T201 - alone on standard output, to be put into a file
-    sys.stderr.write(f"worker {name} has the id {answer['worker_id']}; this line is not shown again\n")
+    told = f"worker {name} has the id {answer['worker_id']}; this line is not shown again"
+    if answer["renewed"]:
+        told += ", and takes the place of the one before: the token that the worker had is void"
+    sys.stderr.write(f"{told}\n")
 
 
 @worker_app.command("list")
@@ -202,7 +205,7 @@ def worker_list(as_json: JsonFlag = False) -> None:
 @worker_app.command("drain")
 def worker_drain(
     names: list[str],
-    reason: Annotated[str, typer.Option(help="Shown to whoever asks why.")] = "",
+    reason: Annotated[str, typer.Option(help="Shown to whoever asks why; needed, save with --undo.")] = "",
     deadline: Annotated[
         float | None, typer.Option(min=0, help="Seconds until what runs is requeued.")
     ] = None,
@@ -215,7 +218,9 @@ def worker_drain(
         )
     with Api.from_environment() as api:
         for name in names:
-            api.post(f"/workers/{name}/drain", {"reason": reason, "deadline_secs": deadline, "undo": undo})
+            api.post(
+                f"/workers/{part(name)}/drain", {"reason": reason, "deadline_secs": deadline, "undo": undo}
+            )
 
 
 @worker_app.command("revoke")
@@ -224,7 +229,7 @@ def worker_revoke(
 ) -> None:
     """Take a worker's registration back; what it runs is requeued."""
     with Api.from_environment() as api:
-        api.post(f"/workers/{name}/revoke", {"project": project})
+        api.post(f"/workers/{part(name)}/revoke", {"project": project})
 
 
 @key_app.command("create")

@@ -57,10 +57,12 @@ def print_evaluation(evaluation: Json) -> None:
             _line(
                 f"{build['name']} {build['status'].lower()}: {build.get('error') or 'no reason given'}", "red"
             )
-            _line(f"  its log: gradient logs build:{build['id']}", "dim")
+            if build["worker"] is not None:  # else nobody ever started it, and there is none
+                _line(f"  its log: gradient logs build:{build['id']}", "dim")
     skipped = sum(build["status"] == "DependencyFailed" for build in evaluation["builds"])
     if skipped:
-        _line(f"{skipped} builds were not started, for something they need failed")
+        many = "1 build was" if skipped == 1 else f"{skipped} builds were"
+        _line(f"{many} not started, for something needed failed")
     for output in evaluation["outputs"]:
         if output.get("contains_store_dir"):
             _line(f"warning: {output['path']} contains the name of the directory it was built in", "yellow")

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gradient_cli.api import Api
+from gradient_cli.api import Api, part
 from gradient_cli.errors import CommandError, ExitCode
 from gradient_cli.progress import Progress, State
 from gradient_cli.source import SourceTree, upload
@@ -62,7 +62,7 @@ def watch(api: Api, evaluation: str, progress: Progress) -> dict[str, Any]:
 
 def abort(api: Api, job: str) -> None:
     """Aborts a job by its name or id."""
-    api.post(f"/jobs/{job}/abort")
+    api.post(f"/jobs/{part(job)}/abort")
 
 
 def exit_code(evaluation: dict[str, Any]) -> ExitCode:

@@ -33,6 +33,15 @@ class ConfigError(Exception):
     """One line that says what is wrong and what to write instead."""
 
 
+def _without_nul(value: object) -> object:
+    # No file, address or name has one, and what takes them would complain in words of its own.
+    if any(
+        isinstance(text, str) and "\0" in text for text in (value if isinstance(value, list) else [value])
+    ):
+        raise ValueError("text without NUL is wanted")
+    return value
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("text is wanted")
@@ -263,7 +272,7 @@ def load(*, file: Path | None, environment: Mapping[str, str], flags: Mapping[st
     ]
     for option, raw, origin in sources:
         try:
-            values[option.field] = option.read(raw)
+            values[option.field] = option.read(_without_nul(raw))
         except ValueError as error:
             raise ConfigError(_complaint(option, origin, raw, error)) from None
         origins[option.key] = origin

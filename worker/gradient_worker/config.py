@@ -24,6 +24,15 @@ class ConfigError(Exception):
     """One line that says what is wrong and what to write instead."""
 
 
+def _without_nul(value: object) -> object:
+    # No file, address or name has one, and what takes them would complain in words of its own.
+    if any(
+        isinstance(text, str) and "\0" in text for text in (value if isinstance(value, list) else [value])
+    ):
+        raise ValueError("text without NUL is wanted")
+    return value
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("text is wanted")
@@ -202,7 +211,7 @@ def load(
     ]
     for option, raw, origin in sources:
         try:
-            values[option.field] = option.read(raw)
+            values[option.field] = option.read(_without_nul(raw))
         except ValueError as error:
             raise ConfigError(f"{option.dotted} ({origin}): {error}, not {raw!r}") from None
         origins[option.dotted] = origin

@@ -57,6 +57,11 @@ def _fail(subject: str, text: str, remedy: str) -> Finding:
     return Finding(subject, text, remedy, failed=True)
 
 
+UNKNOWN_CLOCK: Final = Finding(
+    "clock", "not compared: a server tells its time to whom it knows alone", "first get the token accepted"
+)
+
+
 async def examine(config: WorkerConfig) -> list[Finding]:
     """All findings, in a fixed order. Changes nothing but a worker id that was never made."""
     checks: tuple[Callable[[WorkerConfig], Awaitable[list[Finding]]], ...] = (
@@ -157,7 +162,8 @@ async def _server_and_token(config: WorkerConfig) -> list[Finding]:
     if not tokens:
         command = f"gradient worker register {config.name} --worker-id {worker_id}"
         await trio.aclose_forcefully(stream)
-        return [reached, _fail("token", f"{config.peers_file} holds none", f"{command} prints the line")]
+        missing = _fail("token", f"{config.peers_file} holds none", f"{command} prints the line")
+        return [reached, missing, UNKNOWN_CLOCK]
     hello = InitConnection(
         version=PROTO_VERSION,
         worker_id=worker_id,
@@ -179,7 +185,7 @@ async def _try_token(stream: trio.abc.Stream, hello: InitConnection, tokens: dic
                 outcome = await handshake_as_worker(connection, hello, tokens)
             except (ProtocolError, SessionClosed) as error:
                 text = f"the handshake failed: {error}"
-                return [_fail("token", text, "is it a gradient server of this version?")]
+                return [_fail("token", text, "is it a gradient server of this version?"), UNKNOWN_CLOCK]
             finally:
                 nursery.cancel_scope.cancel()
     finally:
@@ -188,9 +194,10 @@ async def _try_token(stream: trio.abc.Stream, hello: InitConnection, tokens: dic
     ended = time.time()
     if isinstance(outcome, Rejected):
         if outcome.code == ALREADY_CONNECTED:
-            return [Finding("token", "accepted; the agent of this worker is connected")]
+            connected = Finding("token", "accepted; the agent of this worker is connected")
+            return [connected, Finding("clock", "its agent keeps it by the server's; not compared here")]
         remedy = REMEDIES.get(outcome.code, "see the server's log")
-        return [_fail("token", f"refused, {outcome.code}: {outcome.reason}", remedy)]
+        return [_fail("token", f"refused, {outcome.code}: {outcome.reason}", remedy), UNKNOWN_CLOCK]
     accepted = Finding("token", f"accepted for {', '.join(outcome.authorized_peers)}")
     return [accepted, _clock(outcome.server_time - (began + ended) / 2)]
 

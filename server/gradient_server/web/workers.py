@@ -46,11 +46,15 @@ class NewWorker(RequestBody):
 
 
 class RegisteredWorker(BaseModel):
-    """`peers_line` goes into the worker's peers file; it is not shown again."""
+    """`peers_line` goes into the worker's peers file; it is not shown again.
+
+    `renewed`: it takes the place of one whose token is good no more.
+    """
 
     worker_id: str
     peer_id: str
     peers_line: str
+    renewed: bool
 
 
 class Workers(BaseModel):
@@ -115,7 +119,9 @@ async def post_worker(body: NewWorker, web: WebDep, access: Writer) -> Registere
 
     made = await services.database.run(register)
     await worker_registered(services, made.worker_id)
-    return RegisteredWorker(worker_id=made.worker_id, peer_id=made.peer, peers_line=made.peers_line)
+    return RegisteredWorker(
+        worker_id=made.worker_id, peer_id=made.peer, peers_line=made.peers_line, renewed=made.renewed
+    )
 
 
 @router.post("/workers/{name}/drain")

@@ -66,8 +66,16 @@ async def test_the_peers_line_carries_the_token_that_was_registered(site: Site) 
     assert made.json()["worker_id"] == worker_id
     peer, _, token = made.json()["peers_line"].partition(":")
     assert peer == made.json()["peer_id"]
+    assert made.json()["renewed"] is False
     stored = await site.services.database.read(lambda connection: registrations(connection, worker_id))
     assert stored == {peer: hashlib.sha256(token.encode()).digest()}
+    elsewhere = await site.client.post("/workers", json={"name": "host"})
+    assert elsewhere.json()["renewed"] is False, "the token of the project is as good as before"
+    again = await site.client.post("/workers", json={"name": "host", "project": "mine"})
+    assert again.json()["renewed"] is True
+    await site.client.post("/workers/host/revoke", json={"project": "mine"})
+    anew = await site.client.post("/workers", json={"name": "host", "project": "mine"})
+    assert anew.json()["renewed"] is False, "there was nothing left to be void"
     taken = await site.client.post("/workers", json={"name": "host", "worker_id": worker_id[:-1] + "0"})
     assert taken.status_code == 409
     assert (await site.client.post("/workers", json={"name": "x", "worker_id": "../etc"})).status_code == 422

@@ -1,6 +1,10 @@
+import http.server
+import os
 import socket
 import subprocess
 import sys
+import threading
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -52,3 +56,42 @@ def test_an_address_that_is_none_is_named() -> None:
     ended = run("status", GRADIENT_URL="ftp://example")
     assert ended.returncode == ExitCode.USAGE
     assert "GRADIENT_URL" in ended.stderr
+
+
+def test_any_name_is_asked_for_as_it_is() -> None:
+    class Asked(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+            pass
+
+    paths: list[str] = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Asked) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for name in ("a?b=c#d-1.0", "ä%41", os.fsdecode(b"\xff"), "build:1"):
+                ended = run("show", name, GRADIENT_URL=f"http://127.0.0.1:{server.server_port}")
+                assert (ended.returncode, ended.stderr.count("\n")) == (ExitCode.SERVER, 1), ended.stderr
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [urllib.parse.unquote(path.removeprefix("/api/v1/jobs/")) for path in paths] == [
+        "a?b=c#d-1.0",
+        "ä%41",
+        r"\udcff",
+        "build:1",
+    ]
+
+
+def test_a_name_that_is_no_text_is_one_line_and_code_2(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    url = f"http://127.0.0.1:{closed_port()}"
+    ended = run(
+        "project", "create", os.fsdecode(b"\xff"),
+        GRADIENT_URL=url, GRADIENT_API_KEY_FILE=str(tmp_path / "key"),
+    )  # fmt: skip
+    assert ended.returncode == ExitCode.USAGE
+    assert ended.stderr == "gradient: what you named is no UTF-8 text: name it otherwise\n"

@@ -35,6 +35,8 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
         ("[proto]\nmaxConections = 1", "did you mean `proto.maxConnections`?"),
         ("port = true", "port (.*): a whole number, 0 or more, is wanted, not True"),
         ("port = 70000", "0 to 65535"),
+        ('baseDir = "a\\u0000"', "baseDir (.*): text without NUL is wanted"),
+        ('[proto]\nlisten = ["unix:///a\\u0000"]', "text without NUL is wanted"),
         ("[build]\nmaxAttempts = 0", "1 or more"),
         ("[worker]\nzone = 'a'", "belongs into the file of gradient-worker"),
         ("[proto]\nlisten = 'tls://0.0.0.0:1'", "set proto.tlsCert and proto.tlsKey"),

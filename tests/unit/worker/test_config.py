@@ -61,6 +61,7 @@ def test_names_of_the_specification() -> None:
         ("[worker.build]\nmaxConcurrent = -1\n", "a whole number"),
         ("[worker.build]\nmaxConcurrent = true\n", "a whole number"),
         ('[worker]\nstore = "nix"\n', "the Nix store is not part of this version"),
+        ('[worker]\nzone = "a\\u0000"\n', "text without NUL is wanted"),
         ("worker = 3\n", "must be a table"),
         ("[worker\n", "is no TOML file"),
     ],

@@ -70,11 +70,15 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A worker's registration. The token is not kept anywhere: show it now."""
+    """A worker's registration. The token is not kept anywhere: show it now.
+
+    `renewed`: there was one with this peer, whose token is good no more.
+    """
 
     worker_id: str
     peer: str
     token: str = field(repr=False)
+    renewed: bool
 
     @property
     def peers_line(self) -> str:
@@ -201,13 +205,19 @@ def register_worker(
     if peer != SERVER_PEER:
         _check_project(connection, peer)
     worker_id = _ensure_worker(connection, name, worker_id, now=now, ids=ids)
+    registered = worker_registration.c
+    renewed = connection.scalar(
+        sa.select(registered.peer).where(
+            registered.worker == worker_id, registered.peer == peer, registered.revoked_at.is_(None)
+        )
+    )
     token = _new_secret(random_bytes)
     connection.execute(
         insert_or_update(connection, worker_registration, key=["worker", "peer"]).values(
             worker=worker_id, peer=peer, token_sha256=hash_secret(token), created_at=now, revoked_at=None
         )
     )
-    return Registration(worker_id, peer, token)
+    return Registration(worker_id, peer, token, renewed=renewed is not None)
 
 
 def _ensure_worker(

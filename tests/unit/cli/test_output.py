@@ -1,0 +1,21 @@
+"""What is printed of an evaluation that did not succeed."""
+
+from typing import Any
+
+import pytest
+from gradient_cli.output import print_evaluation
+
+
+def build(name: str, status: str, worker: str | None) -> dict[str, Any]:
+    return {"id": f"id-{name}", "name": name, "status": status, "worker": worker, "error": None}
+
+
+def test_only_what_was_started_has_a_log_to_look_at(capsys: pytest.CaptureFixture[str]) -> None:
+    builds = [build("ran", "Failed", "host"), build("never", "Aborted", None)]
+    for skipped, told in ((1, "1 build was not started"), (2, "2 builds were not started")):
+        waiting = [build(f"w-{number}", "DependencyFailed", None) for number in range(skipped)]
+        print_evaluation({"notes": [], "builds": builds + waiting, "outputs": [], "error": None})
+        said = capsys.readouterr().out
+        assert "its log: gradient logs build:id-ran" in said
+        assert "build:id-never" not in said
+        assert told in said
