@@ -1,18 +1,18 @@
 """Telling the service manager how a process is: systemd's notify protocol (sd_notify(3)).
 
-On the standard library alone, for the build runner uses it too. There are libraries, but those that
-are Python swallow every error or block the event loop, and the others need C headers on each host.
+On the standard library alone, and little of it, for the build runner uses it too. There are libraries,
+but those that are Python swallow every error or block the event loop, and the others need C headers on
+each host.
 """
 
 import os
 import socket
 from collections.abc import MutableMapping
-from typing import Final
 
 __all__ = ["Notifier"]
 
 # READY and STOPPING are sent once, so they may wait for a manager that is busy; nothing else may.
-_WAIT_SECS: Final = 5.0
+_WAIT_SECS = 5.0
 
 
 class Notifier:

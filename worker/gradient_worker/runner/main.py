@@ -13,8 +13,11 @@ import signal
 import socket
 import sys
 
+from gradient_protocol.notify import Notifier
+
 from gradient_worker.runner import cgroups, files, layout, processes
 from gradient_worker.runner.build import Host
+from gradient_worker.runner.manager import Manager
 from gradient_worker.runner.options import RunnerOptions
 from gradient_worker.runner.recovery import recover
 from gradient_worker.runner.saying import say
@@ -37,6 +40,10 @@ def run(options: RunnerOptions) -> int:
     on. Raises nothing for what an operator can cause: one line on standard error says what to do.
     """
     runner_dir = f"{options.base_dir}/{layout.RUNNER}"
+    # Taken out of the environment in any case; whoever detaches is nobody's service.
+    notifier = Notifier.take(os.environ, os.getpid())
+    if options.detach:
+        notifier = Notifier(None)
     try:
         agent = _agent_of(options.base_dir)
         os.makedirs(runner_dir, mode=0o711, exist_ok=True)
@@ -58,14 +65,14 @@ def run(options: RunnerOptions) -> int:
     os.ftruncate(lock_fd, 0)
     os.write(lock_fd, f"{os.getpid()}\n".encode())
     try:
-        _serve(options, listener, agent)
+        _serve(options, listener, agent, Manager(notifier))
     finally:
         listener.close()
         os.unlink(f"{runner_dir}/socket")
     return 0
 
 
-def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, int]) -> None:
+def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, int], manager: Manager) -> None:
     os.umask(0o022)
     wakeup_fd = _catch_signals()
     processes.become_subreaper()
@@ -88,6 +95,7 @@ def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, in
         orphan_kill_secs=options.orphan_kill_secs,
         cgroup_reason=reason,
         detached=options.detach,
+        manager=manager,
     )
     left = recover(builds_dir, host)
     service.adopt(left)

@@ -20,6 +20,7 @@ from gradient_worker.runner.build import Build, Host
 from gradient_worker.runner.connection import BadRequest, Connection
 from gradient_worker.runner.layout import ExitReason
 from gradient_worker.runner.lifecycle import Phase
+from gradient_worker.runner.manager import Manager
 from gradient_worker.runner.saying import say
 from gradient_worker.runner.spawn import User
 
@@ -48,6 +49,7 @@ class Service:
         orphan_kill_secs: float,
         cgroup_reason: str,
         detached: bool,
+        manager: Manager,
     ) -> None:
         self._builds_dir = builds_dir
         self._listener = listener
@@ -56,6 +58,7 @@ class Service:
         self._orphan_kill_secs = orphan_kill_secs
         self._cgroup_reason = cgroup_reason
         self._detached = detached
+        self._manager = manager
         self._clock = host.clock
         self._selector = selectors.DefaultSelector()
         self._builds: dict[str, Build] = {}
@@ -81,6 +84,7 @@ class Service:
         """Runs until told to stop or orphaned; `wakeup_fd` gives the numbers of signals that came."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
         self._selector.register(wakeup_fd, selectors.EVENT_READ, wakeup_fd)
+        self._tick()
         while not self._is_done():
             for key, _ in self._selector.select(self._select_secs()):
                 if isinstance(key.data, Build):
@@ -106,6 +110,7 @@ class Service:
         if self._stop_until == _NEVER:
             say(f"{why}: ending {len(self._running())} builds")
             self._stop_until = self._clock() + self._host.grace_secs + _STOP_SECS
+            self._manager.stopping(why)
         for build in self._running():
             build.stop(ExitReason.RUNNER_DIED)
 
@@ -121,17 +126,23 @@ class Service:
         wanted = min((build.next_tick() for build in self._running()), default=_NEVER)
         if not self._connections and self._stop_until == _NEVER:
             wanted = min(wanted, self._alone_since + self._orphan_kill_secs)
-        wanted = min(wanted, self._stop_until)
+        wanted = min(wanted, self._stop_until, self._manager.next_tick(self._status()))
         return min(max(0.0, wanted - self._clock()), _SELECT_SECS_MAX)
 
     def _tick(self) -> None:
         now = self._clock()
+        self._manager.tick(now, self._status())
         for build in self._running():
             if now >= build.next_tick():
                 build.tick()
                 self._settle(build)
         if not self._connections and now >= self._alone_since + self._orphan_kill_secs:
             self.stop(f"no agent for {self._orphan_kill_secs:g} s")
+
+    def _status(self) -> str:
+        running = len(self._running())
+        agent = "agent connected" if self._connections else "no agent"
+        return f"{agent}, {running} builds running, {len(self._builds) - running} ended and kept"
 
     def _on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
