@@ -177,3 +177,53 @@ def test_an_attr_that_nothing_is_called_by(tmp_path: Path) -> None:
     assert errors(tmp_path, build("hello-1.0"), "hello", "helo") == [
         ("gradient.toml", "no build is called 'helo', did you mean 'hello'?")
     ]
+
+
+def test_one_mistake_hides_no_other(tmp_path: Path) -> None:
+    """Whatever is wrong with an entry, what others say of it and it of others is checked all the same."""
+    text = "\n".join(
+        [
+            "[[build]]",  # 1: no name, and an input that is none
+            "command = ['x']",
+            "inputs = ['nothing']",
+            "[[build]]",  # 4: a name that cannot be, but is referred to
+            "name = '../a'",
+            "command = ['x']",
+            "[[build]]",  # 7: a cycle, an unknown key
+            "name = 'b-1'",
+            "command = ['x']",
+            "inputs = ['../a', 'c-1']",
+            "tiemout = 1",
+            "[[build]]",
+            "name = 'c-1'",
+            "command = ['x']",
+            "inputs = ['b-1']",
+            "[[cluster]]",  # 16: no name, a member without a role of an unknown build, one twice
+            "[[cluster.member]]",
+            "build = 'zzz'",
+            "[[cluster.member]]",
+            "build = 'd-1'",
+            "role = 'r'",
+            "[[cluster.member]]",
+            "build = 'd-1'",
+            "role = 'r'",
+            "[[build]]",
+            "name = 'd-1'",
+            "command = []",
+        ]
+    )
+    assert errors(tmp_path, text) == [
+        ("gradient.toml:1: build.name", "name is missing"),
+        ("gradient.toml:3: build.inputs", "unknown input 'nothing'"),
+        (
+            "gradient.toml:5: build.name",
+            "'../a' cannot be a name: at most 160 letters, digits and + - . _ ? =, no dash or dot first",
+        ),
+        ("gradient.toml:11: build.tiemout", "build 'b-1': unknown key 'tiemout', did you mean 'timeout'?"),
+        ("gradient.toml:15: build.inputs", "a cycle: b-1 needs c-1, c-1 needs b-1"),
+        ("gradient.toml:16: cluster.name", "name is missing"),
+        ("gradient.toml:17: cluster.member.role", "role is missing"),
+        ("gradient.toml:18: cluster.member.build", "member of an unknown build 'zzz'"),
+        ("gradient.toml:23: cluster.member.build", "build 'd-1' is a member of a cluster already"),
+        ("gradient.toml:27: build.command", "build 'd-1': command is empty"),
+    ]

@@ -57,14 +57,18 @@ def check(recipe: Recipe, earlier: Earlier) -> list[Problem]:
 def _names(recipe: Recipe, earlier: Earlier) -> Iterable[Problem]:
     seen = set(earlier.builds)
     for build in recipe.builds:
-        if build.name in seen:
+        if build.name in seen and build.name:
             yield Problem((*build.place, "name"), f"two builds have the name {build.name!r}")
         seen.add(build.name)
     clusters = set(earlier.clusters)
     for cluster in recipe.clusters:
-        if cluster.name in clusters:
+        if cluster.name in clusters and cluster.name:
             yield Problem((*cluster.place, "name"), f"two clusters have the name {cluster.name!r}")
         clusters.add(cluster.name)
+
+
+def _title(build: Build) -> str:
+    return f"build {build.name!r}: " if build.name else ""
 
 
 def _inputs(build: Build, builds: Mapping[str, Build]) -> Iterable[Problem]:
@@ -72,13 +76,11 @@ def _inputs(build: Build, builds: Mapping[str, Build]) -> Iterable[Problem]:
     for index, name in enumerate(build.inputs):
         place = (*build.place, "inputs", index)
         if name != SOURCE and name not in builds:
-            yield Problem(
-                place, f"build {build.name!r}: unknown input {name!r:.80}{suggestion(name, builds)}"
-            )
+            yield Problem(place, f"{_title(build)}unknown input {name!r:.80}{suggestion(name, builds)}")
             continue
         for output in (OUT,) if name == SOURCE else builds[name].outputs:
             variable = input_variable(name, output)
-            title = f"build {build.name!r}: input {name!r} would be {variable}"
+            title = f"{_title(build)}input {name!r} would be {variable}"
             if is_reserved(variable):
                 yield Problem(place, f"{title}, which a build's environment has already")
             elif variable in taken:
@@ -90,7 +92,7 @@ def _clusters(recipe: Recipe) -> Iterable[Problem]:
     builds = {build.name: build for build in recipe.builds}
     cluster_of: dict[str, str] = {}
     for cluster in recipe.clusters:
-        title = f"cluster {cluster.name!r}: "
+        title = f"cluster {cluster.name!r}: " if cluster.name else ""
         if len(cluster.members) > MAX_MEMBERS:
             yield Problem((*cluster.place, "member"), f"{title}over {MAX_MEMBERS} members")
             continue
@@ -105,8 +107,8 @@ def _clusters(recipe: Recipe) -> Iterable[Problem]:
             elif build.fixed_output is not None:
                 yield Problem((*member.place, "build"), f"{title}the download {build.name!r} runs no command")
             if member.build in cluster_of:
-                other = cluster_of[member.build]
-                message = f"{title}build {member.build!r} is a member of cluster {other!r} already"
+                other = f"cluster {cluster_of[member.build]!r}" if cluster_of[member.build] else "a cluster"
+                message = f"{title}build {member.build!r} is a member of {other} already"
                 yield Problem((*member.place, "build"), message)
             cluster_of[member.build] = cluster.name
             if member.primary and primary is not None:
@@ -136,7 +138,7 @@ def _needed_helpers(recipe: Recipe, earlier: Earlier) -> Iterable[Problem]:
         for index, name in enumerate(build.inputs):
             if name in helpers:
                 message = (
-                    f"build {build.name!r}: needs {name!r}, which is a helper of the primary of cluster "
+                    f"{_title(build)}needs {name!r}, which is a helper of the primary of cluster "
                     f"{helpers[name]!r} and may be aborted"
                 )
                 yield Problem((*build.place, "inputs", index), message)
@@ -145,16 +147,18 @@ def _needed_helpers(recipe: Recipe, earlier: Earlier) -> Iterable[Problem]:
 def order(recipe: Recipe) -> list[Group] | Problem:
     """The builds in an order in which each comes after what it needs, or the cycle that forbids it.
 
-    The members of a cluster start together, so they count as one and come one after another. To be
-    called on a recipe that `check` has nothing against.
+    The members of a cluster start together, so they count as one and come one after another. Of use is
+    the order of a recipe that `check` has nothing against, but a cycle is told of any.
     """
     builds = {build.name: build for build in recipe.builds}
     titles = dict.fromkeys(builds, "")
     groups: list[Group] = []
+    in_cluster: set[str] = set()
     for cluster in recipe.clusters:
-        groups.append(tuple(builds[member.build] for member in cluster.members))
-        titles.update((member.build, f" (cluster {cluster.name!r})") for member in cluster.members)
-    in_cluster = {build.name for group in groups for build in group}
+        names = [member.build for member in cluster.members if member.build in builds]
+        groups.append(tuple(builds[name] for name in dict.fromkeys(names) if name not in in_cluster))
+        titles.update((name, f" (cluster {cluster.name!r})") for name in names if name not in in_cluster)
+        in_cluster.update(names)
     groups += [(build,) for build in recipe.builds if build.name not in in_cluster]
     group_of = {build.name: number for number, group in enumerate(groups) for build in group}
     # `titles` has the builds in the order of the file, which the result follows where it is free to.

@@ -203,7 +203,7 @@ class RecipeEvaluation:
         problems += checks.check(parsed, self._earlier)
         if len(self._graph.nodes) + len(parsed.builds) > MAX_BUILDS:
             problems.append(Problem(("build",), f"over {MAX_BUILDS} builds"))
-        groups = [] if problems else checks.order(parsed)
+        groups = checks.order(parsed)
         if isinstance(groups, Problem):
             problems.append(groups)
         else:

@@ -37,7 +37,11 @@ _NOT_FOR_DOWNLOADS = ("command", "inputs", "env", "outputs")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One `[[build]]`. Lengths of time in seconds; `place` is its key path in the file."""
+    """One `[[build]]`. Lengths of time in seconds; `place` is its key path in the file.
+
+    What is wrong with it has been told, and stands here as well as it could be read (a name that is
+    missing as ""), so that the rest of the file can be checked too.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -90,7 +94,7 @@ class Recipe:
 
 
 def parse(text: str) -> tuple[Recipe, list[Problem]]:
-    """The entries that could be read, and what is wrong with the rest, in the order of the file.
+    """The entries, as far as they could be read, and what is wrong with them, in the order of the file.
 
     Raises tomllib.TOMLDecodeError for what is not TOML at all, another ValueError or RecursionError for
     what the parser cannot hold.
@@ -98,12 +102,12 @@ def parse(text: str) -> tuple[Recipe, list[Problem]]:
     problems: list[Problem] = []
     top = Entry(tomllib.loads(text), (), problems)
     top.known(("build", "cluster", "import"))
-    builds = [build for entry in top.entries("build") if (build := _build(entry)) is not None]
-    clusters = [cluster for entry in top.entries("cluster") if (cluster := _cluster(entry)) is not None]
+    builds = [_build(entry) for entry in top.entries("build")]
+    clusters = [_cluster(entry) for entry in top.entries("cluster")]
     return Recipe(tuple(builds), tuple(clusters), top.texts("import")), problems
 
 
-def _build(entry: Entry) -> Build | None:
+def _build(entry: Entry) -> Build:
     name = _name(entry)
     entry = entry.called("build", name)
     entry.known(_BUILD_KEYS)
@@ -119,7 +123,7 @@ def _build(entry: Entry) -> Build | None:
             if key in entry:
                 entry.problem(f"a download (fixed_output) has no {key}", key)
     system = entry.text("system") or ("any" if fixed_output is None else "builtin")
-    build = Build(
+    return Build(
         name=name or "",
         command=command,
         inputs=entry.texts("inputs"),
@@ -133,7 +137,6 @@ def _build(entry: Entry) -> Build | None:
         fixed_output=fixed_output,
         place=entry.path,
     )
-    return None if name is None else build
 
 
 def _name(entry: Entry) -> str | None:
@@ -146,10 +149,8 @@ def _name(entry: Entry) -> str | None:
             "no dash or dot first",
             "name",
         )
-        return None
-    if name == SOURCE:
+    elif name == SOURCE:
         entry.problem("the name 'source' stands for the source tree", "name")
-        return None
     return name
 
 
@@ -192,27 +193,24 @@ def _fixed_output(entry: Entry) -> FixedOutput | None:
     return None if url is None or sha256 is None else FixedOutput(url=url, sha256=sha256.lower())
 
 
-def _cluster(entry: Entry) -> Cluster | None:
+def _cluster(entry: Entry) -> Cluster:
     name = entry.required_text("name")
     entry = entry.called("cluster", name)
     entry.known(_CLUSTER_KEYS)
     members = [member for each in entry.entries("member") if (member := _member(each)) is not None]
     if not entry.entries("member"):
         entry.problem("has no members; give it at least one [[cluster.member]]", "member")
-    cluster = Cluster(
+    return Cluster(
         name=name or "",
         same_zone=entry.flag("same_zone"),
         retry_budget=entry.count("retry_budget", default=1),
         members=tuple(members),
         place=entry.path,
     )
-    return None if name is None else cluster
 
 
 def _member(entry: Entry) -> Member | None:
     entry.known(_MEMBER_KEYS)
     build, role = entry.required_text("build"), entry.required_text("role")
     primary, pin = entry.flag("primary"), entry.text("pin")
-    if build is None or role is None:
-        return None
-    return Member(build, role, primary, pin, entry.path)
+    return None if build is None else Member(build, role or "", primary, pin, entry.path)
