@@ -26,8 +26,9 @@ from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.shapes import BuildJob
 from gradient_protocol.messages.worker import WorkerCapabilities
 from gradient_protocol.nar import remove_tree
+from gradient_protocol.notify import Notifier
 
-from gradient_worker import cluster_client
+from gradient_worker import cluster_client, service
 from gradient_worker.agent import Agent, WorkerFacts
 from gradient_worker.config import WorkerConfig
 from gradient_worker.connector import Dial, dialler, stay_connected
@@ -60,6 +61,7 @@ from gradient_worker.wire import Link
 __all__ = ["StartError", "client_tls", "run_worker", "runner_options"]
 
 MIN_THREADS: Final = 8
+UNWATCHED: Final = Notifier(None)
 
 logger = structlog.get_logger(__name__)
 
@@ -89,11 +91,14 @@ async def run_worker(
     *,
     dial: Dial | None = None,
     leave: Callable[[Agent], Awaitable[None]] | None = None,
+    notifier: Notifier = UNWATCHED,
     task_status: trio.TaskStatus[Agent] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the agent until `leave` returns; by default, until a signal tells it to go.
 
-    Raises StartError, perhaps in a group, for what keeps it from starting.
+    `notifier` tells the service manager: it is ready once the runner is reached and what an earlier agent
+    left is taken over, whether or not the server answers. Raises StartError, perhaps in a group, for what
+    keeps it from starting.
     """
     with contextlib.ExitStack() as stack:
         ground = _prepare(config, stack)
@@ -102,11 +107,13 @@ async def run_worker(
             await recover(agent)
             for loop in _loops(config, agent, ground.address, dial or dialler(client_tls(config))):
                 nursery.start_soon(loop)
+            await service.tell_ready(notifier, agent, ground.address, nursery)
             task_status.started(agent)
             if leave is None:
                 await wait_for_leave(agent, config.drain_timeout_secs)
             else:
                 await leave(agent)
+            service.announce_stop(notifier)
             nursery.cancel_scope.cancel()
 
 

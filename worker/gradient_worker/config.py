@@ -1,4 +1,4 @@
-"""The worker's options: a TOML file, environment variables and flags, in rising precedence.
+"""The worker's options: credentials, a TOML file, environment variables and flags, in rising precedence.
 
 Names and defaults are operations.md, "Configuration"; `docs/worker.md` lists those added here. One
 table says everything about an option: from it follow its key in the file (`[worker.build]`
@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from gradient_protocol.credentials import find_credential
 
 __all__ = ["OPTIONS", "ConfigError", "Loaded", "Option", "WorkerConfig", "load"]
 
@@ -96,6 +98,8 @@ class Option:
     read: Callable[[object], object]
     default: object
     help: str
+    credential: str | None = None
+    """The file of the service manager that stands in for the option (docs/systemd.md)."""
 
     @property
     def dotted(self) -> str:
@@ -123,12 +127,22 @@ class Option:
         return "--" + "-".join(self.words)
 
 
+_SERVICE: Final = "gradient-worker"
+
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("serverUrl", _address, "tcp://127.0.0.1:3001", "server: tls://, tcp:// or unix:///path"),
-    Option("serverCaFile", _text, None, "CA certificates that the server's must be signed by"),
+    Option(
+        "serverCaFile",
+        _text,
+        None,
+        "CA certificates that the server's must be signed by",
+        f"{_SERVICE}.server-ca",
+    ),
     Option("serverFingerprint", _fingerprint, None, "SHA-256 of the server's certificate, instead of a CA"),
     Option("baseDir", _text, "/var/lib/gradient-worker", "where the worker keeps everything"),
-    Option("peersFile", _text, None, "`peer_id:token` lines; <baseDir>/peers by default"),
+    Option(
+        "peersFile", _text, None, "`peer_id:token` lines; <baseDir>/peers by default", f"{_SERVICE}.peers"
+    ),
     Option("name", _text, None, "suggested name; people see the one it is registered by"),
     Option("zone", _text, None, "zone of this host, for clusters that must not span zones"),
     Option("endpoint", _text, None, "address that other cluster members may reach this host by"),
@@ -205,6 +219,7 @@ def load(
     origins = {option.dotted: "default" for option in OPTIONS}
     found, warnings = _from_environment(environment)
     sources = [
+        *_from_credentials(environment),
         *((option, raw, str(file)) for option, raw in _from_file(file)),
         *found,
         *((_BY_FIELD[name], raw, _BY_FIELD[name].flag) for name, raw in flags.items() if raw is not None),
@@ -264,6 +279,15 @@ def _walk(file: Path, table: dict[str, object], prefix: str) -> list[tuple[Optio
         else:
             near = difflib.get_close_matches(key, _BY_KEY, n=1, cutoff=0.0)
             raise ConfigError(f"{file}: unknown key `worker.{key}`; did you mean `worker.{near[0]}`?")
+    return found
+
+
+def _from_credentials(environment: Mapping[str, str]) -> list[tuple[Option, object, str]]:
+    found: list[tuple[Option, object, str]] = []
+    for option in OPTIONS:
+        file = None if option.credential is None else find_credential(environment, option.credential)
+        if file is not None:
+            found.append((option, str(file), f"credential {option.credential}"))
     return found
 
 

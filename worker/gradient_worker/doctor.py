@@ -109,7 +109,7 @@ async def _build_users(config: WorkerConfig) -> list[Finding]:
         pwd.getpwnam("gradient-build-1")
     except KeyError:
         text = "there is no user gradient-build-1, so builds run as root"
-        return [Finding("build users", text, "make them: systemd-sysusers with the file in systemd/")]
+        return [Finding("build users", text, "make them: systemd-sysusers systemd/gradient.sysusers.conf")]
     return [Finding("build users", "builds run as users of their own")]
 
 

@@ -7,7 +7,10 @@ structlog would import for colours of tracebacks where it is installed.
 import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
+
+from gradient_protocol.notify import Notifier
 
 from gradient_worker.config import OPTIONS, ConfigError, Loaded, load
 
@@ -32,7 +35,8 @@ def main(arguments: list[str]) -> int:
         for warning in loaded.warnings:
             logger.warning(warning)
         logger.info("configuration", **_effective(loaded))
-        trio.run(run_worker, loaded.config)
+        notifier = Notifier.take(os.environ, os.getpid())
+        trio.run(partial(run_worker, loaded.config, notifier=notifier))
     except (ConfigError, StartError, ExceptionGroup) as error:
         told = _find(error, (ConfigError, StartError))
         if told is None:

@@ -1,7 +1,6 @@
 """What the service manager is told, at a socket as systemd's is."""
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,27 +10,7 @@ from gradient_protocol.notify import Notifier
 from gradient_protocol.notify_loop import keep_informed
 from trio.testing import MockClock
 
-
-class Manager:
-    """The receiving end."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.setblocking(False)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def heard(self) -> list[str]:
-        """What came since the last call."""
-        found: list[str] = []
-        while True:
-            try:
-                found.append(self._socket.recv(4096).decode())
-            except BlockingIOError:
-                return found
+from tests.fakes.manager import Manager
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -24,11 +24,11 @@ from gradient_worker.runner.manager import Manager
 from gradient_worker.runner.saying import say
 from gradient_worker.runner.spawn import User
 
-__all__ = ["Service"]
+__all__ = ["STOP_SECS", "Service"]
 
 _CONNECTIONS_MAX = 16
 _SELECT_SECS_MAX = 3600.0
-_STOP_SECS = 15.0
+STOP_SECS = 15.0
 _NEVER = float("inf")
 
 
@@ -109,7 +109,7 @@ class Service:
         """Ends all builds, and then the loop."""
         if self._stop_until == _NEVER:
             say(f"{why}: ending {len(self._running())} builds")
-            self._stop_until = self._clock() + self._host.grace_secs + _STOP_SECS
+            self._stop_until = self._clock() + self._host.grace_secs + STOP_SECS
             self._manager.stopping(why)
         for build in self._running():
             build.stop(ExitReason.RUNNER_DIED)
