@@ -24,6 +24,7 @@ class Rig:
     server: FakeServer = field(default_factory=FakeServer)
     settings: dict[str, str] = field(default_factory=dict)
     dial: Dial | None = None
+    peers_line: str = f"{PEER}:{TOKEN}"
 
     def config(self) -> WorkerConfig:
         """The configuration of the next agent."""
@@ -42,7 +43,7 @@ class Rig:
         """An agent that dies, as by SIGKILL, at the end of the block: nothing of it says goodbye."""
         self.base_dir.mkdir(exist_ok=True)
         peers = self.base_dir / "peers"
-        peers.write_text(f"{PEER}:{TOKEN}\n")
+        peers.write_text(f"{self.peers_line}\n")
         peers.chmod(0o600)
 
         async def never(_agent: Agent) -> None:

@@ -43,7 +43,13 @@ class Pool:
 
         return await self.services.database.run(work)
 
-    async def submit(self, project: str = "default", *, attrs: tuple[str, ...] = ()) -> str:
+    async def submit(
+        self,
+        project: str = "default",
+        *,
+        attrs: tuple[str, ...] = (),
+        url: str = "https://example.invalid/tree",
+    ) -> str:
         """An evaluation that a worker is to fetch and evaluate."""
         services = self.services
 
@@ -57,7 +63,7 @@ class Pool:
                 connection,
                 project=project_id,
                 task=task,
-                source=GitSource(url="https://example.invalid/tree"),
+                source=GitSource(url=url),
                 source_path=None,
                 attrs=attrs,
                 prioritized=False,
@@ -87,8 +93,14 @@ class Pool:
 
 
 @asynccontextmanager
-async def running_pool(database: Database, base_dir: Path, **flags: object) -> AsyncIterator[Pool]:
-    """A server on a free port of loopback, over an open database with the schema."""
+async def running_pool(
+    database: Database,
+    base_dir: Path,
+    *,
+    listener: trio.abc.Listener[trio.abc.Stream] | None = None,
+    **flags: object,
+) -> AsyncIterator[Pool]:
+    """A server on a free port of loopback, over an open database with the schema; and at `listener`."""
     config = load(file=None, environment={}, flags={"base_dir": str(base_dir), **flags}).config
     ids = IdSource()
     services = build_services(config, database, ids, "instance-1")
@@ -101,7 +113,8 @@ async def running_pool(database: Database, base_dir: Path, **flags: object) -> A
         await nursery.start(services.graces.run)
         await nursery.start(services.sweeps.run)
         await nursery.start(services.uploads.run)
-        nursery.start_soon(Door(services).run, listeners, nursery)
+        doors = [*listeners, *([] if listener is None else [listener])]
+        nursery.start_soon(Door(services).run, doors, nursery)
         address = listener_address(listeners[0])
         assert isinstance(address, TcpAddress)
         yield Pool(services, address, nursery)
