@@ -124,9 +124,7 @@ async def test_a_worker_says_why_it_does_not_trust_a_server(
 
 
 async def _shake_hands(listener: trio.abc.Listener[trio.abc.Stream]) -> None:
-    stream = await listener.accept()
-    assert isinstance(stream, trio.SSLStream)
-    with pytest.raises(trio.BrokenResourceError):
-        await stream.do_handshake()
-    await trio.aclose_forcefully(stream)
-    await trio.aclose_forcefully(listener)
+    async with listener, await listener.accept() as stream:
+        assert isinstance(stream, trio.SSLStream)
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.do_handshake()

@@ -70,7 +70,7 @@ def out(name: str = "out", path: str | None = None) -> DerivationOutput:
         ([derivation("a", drv_path=store_path("a"))], [], "not the path of a derivation"),
         ([derivation("a"), derivation("a")], [], "named twice"),
         ([derivation("a", name="")], [], "the name must have"),
-        ([derivation("a", system="")], [], "system is empty"),
+        ([derivation("a", system="")], [], "system and pname must have 1 to 211"),
         ([derivation("a", outputs=[])], [], "no outputs"),
         ([derivation("a", outputs=[out("x"), out("x", store_path("y"))])], [], "one name or one path"),
         ([derivation("a", outputs=[out("x"), out("y", store_path("x"))])], [], "one name or one path"),
