@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 from gradient_protocol.address import connect, parse_address
+from gradient_protocol.errors import SessionClosed
 from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import FailureKind, JobKind, ResumeState
 from gradient_protocol.messages import server, shapes
@@ -111,7 +112,8 @@ class Hand:
                 await self._session()
             except* RefusedError as group:
                 self._refused(group)
-            except* OSError:
+            except* (OSError, SessionClosed):
+                # Cut, perhaps in the middle of a word.
                 self._next()
             await trio.sleep(AGAIN_SECS * (0.5 + random.random()))
 

@@ -78,7 +78,8 @@ class Life:
             "SELECT dispatched_job.id FROM dispatched_job"
             " JOIN derivation_build ON derivation_build.id = dispatched_job.derivation_build"
             " JOIN derivation ON derivation.id = derivation_build.derivation"
-            " WHERE derivation.name = :name"
+            " WHERE derivation.name = :name AND dispatched_job.accepted_at IS NOT NULL"
+            " ORDER BY dispatched_job.accepted_at DESC LIMIT 1"  # one may have been lost before
         )
         assignment = await self.pool.scalar(query, name=name)
         assert isinstance(assignment, str)
