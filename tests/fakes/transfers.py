@@ -85,7 +85,7 @@ class Mover:
     threads: ThreadPool = field(default_factory=lambda: ThreadPool(8))
     ids: IdSource = field(default_factory=IdSource)
     link: Link = field(default_factory=Link)
-    spans: SpanLog = field(default_factory=lambda: SpanLog(ServerClock(time.time)))
+    spans: SpanLog = field(default_factory=lambda: SpanLog(ServerClock(time.time, time.monotonic)))
     # What the server answered, over all sessions: where it would go on.
     offsets: list[int] = field(default_factory=list)
 

@@ -47,7 +47,8 @@ class Heartbeat:
         sent_at = self._sent_at.get(ack.n)
         if sent_at is None:
             return
-        self._agent.shop.clock.sample(sent_at, self._agent.shop.wall(), ack.server_time)
+        clock = self._agent.shop.clock
+        clock.sample(sent_at, clock.steady(), ack.server_time)
         self._sent_at = {n: at for n, at in self._sent_at.items() if n > ack.n}
 
     def _beat(self, *, lateness_secs: float) -> None:
@@ -68,4 +69,4 @@ class Heartbeat:
             build_peak_ram_mb=None if peaks is None else dict(peaks),
         )
         self._session.send(message)
-        self._sent_at[self._last] = self._agent.shop.wall()
+        self._sent_at[self._last] = self._agent.shop.clock.steady()

@@ -2,6 +2,9 @@
 
 Each HeartbeatAck gives one sample: the server's time less the middle of the round trip. The sample
 of the shortest of the last eight round trips is the offset, for it bounds the error best.
+
+Everything is kept on a clock of this host that nobody sets, so that neither a wall clock that is off
+nor one that is stepped moves anything; the wall clock serves only until the first sample.
 """
 
 from collections import deque
@@ -10,20 +13,18 @@ from collections.abc import Callable
 __all__ = ["ServerClock"]
 
 SAMPLES = 8
+# What two clocks may drift apart while eight heartbeats last.
+DRIFT_SECS = 1.0
 
 
 class ServerClock:
-    """Turns this host's wall clock into the server's. `wall` in seconds since the epoch."""
+    """`wall` in seconds since the epoch; `steady` in seconds on a clock that never steps."""
 
-    def __init__(self, wall: Callable[[], float]) -> None:
+    def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
         self._wall = wall
+        self.steady = steady
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
-        self._offset_secs = 0.0
-
-    @property
-    def offset_secs(self) -> float:
-        """What has to be added to this host's clock; 0 before the first sample."""
-        return self._offset_secs
+        self._offset_secs = wall() - steady()
 
     @property
     def measured(self) -> bool:
@@ -32,21 +33,27 @@ class ServerClock:
 
     def now(self) -> float:
         """The server's time, in seconds since the epoch."""
-        return self._wall() + self._offset_secs
+        return self.at(self.steady())
 
-    def to_server(self, wall_time: float) -> float:
-        """An instant of this host's clock on the server's."""
-        return wall_time + self._offset_secs
+    def at(self, instant: float) -> float:
+        """An instant of the steady clock on the server's, as far as it is known by now."""
+        return instant + self._offset_secs
+
+    def of_wall(self, wall_time: float) -> float:
+        """A past instant of this host's wall clock on the steady one. One of the future is taken as now."""
+        return self.steady() - max(0.0, self._wall() - wall_time)
 
     def sample(self, sent_at: float, received_at: float, server_time: float) -> None:
-        """One answered heartbeat; the first two on this host's wall clock.
+        """One answered heartbeat; the first two on the steady clock.
 
-        A round trip of negative length means that this host's clock was set meanwhile: it says
-        nothing, and what was learnt before it is void.
+        A sample that no round trip explains means that the server's clock was set: what was learnt
+        before it is void.
         """
         round_trip = received_at - sent_at
-        if round_trip < 0:
-            self._samples.clear()
-            return
-        self._samples.append((round_trip, server_time - (sent_at + received_at) / 2))
+        offset_secs = server_time - (sent_at + received_at) / 2
+        if self._samples:
+            shortest, known = min(self._samples)
+            if abs(offset_secs - known) > (round_trip + shortest) / 2 + DRIFT_SECS:
+                self._samples.clear()
+        self._samples.append((round_trip, offset_secs))
         self._offset_secs = min(self._samples)[1]

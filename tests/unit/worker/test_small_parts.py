@@ -133,20 +133,28 @@ def test_a_build_alone_is_never_the_hosts_failure() -> None:
 
 
 def test_spans_beyond_the_limit_are_counted() -> None:
-    clock = ServerClock(lambda: 50.0)
-    log = SpanLog(clock)
+    log = SpanLog(ServerClock(lambda: 1050.0, lambda: 50.0))
     for _ in range(MAX_SPANS):
         assert log.add(SpanKind.BUILD, 10.0) is not None
     assert log.add(SpanKind.BUILD, 10.0) is None
     spans, dropped = log.take()
     assert (len(spans), dropped) == (MAX_SPANS, 1)
-    assert spans[0] == shapes.Span(kind=SpanKind.BUILD, start=10.0, end=50.0)
+    assert spans[0] == shapes.Span(kind=SpanKind.BUILD, start=1010.0, end=1050.0)
 
 
 def test_a_span_never_ends_before_it_began() -> None:
-    log = SpanLog(ServerClock(lambda: 50.0))
+    log = SpanLog(ServerClock(lambda: 50.0, lambda: 50.0))
     log.add(SpanKind.BUILD, 60.0)
     assert log.take()[0][0].end == 60.0
+
+
+def test_what_is_learnt_of_the_servers_clock_moves_a_span_and_does_not_stretch_it() -> None:
+    clock = ServerClock(lambda: 0.0, lambda: 30.0)
+    log = SpanLog(clock)
+    log.add(SpanKind.BUILD, 10.0, end=12.0)
+    clock.sample(20.0, 20.2, 3620.1)
+    ((span,), _) = log.take()
+    assert (span.start, span.end) == (pytest.approx(3610.0), pytest.approx(3612.0))
 
 
 def test_the_environment_of_a_command_is_exactly_this(tmp_path: Path) -> None:

@@ -48,11 +48,7 @@ async def run_command(
         return failure(FailureKind.TRANSIENT, f"the build could not be started: {error}"), None
     finally:
         shop.meters.unwatch(job.assignment_id)
-    job.spans.add(
-        SpanKind.BUILD,
-        shop.clock.to_server(ended.started_at),
-        end=shop.clock.to_server(ended.ended_at),
-    )
+    _note_span(shop, job, ended)
     host_failure = await _is_host_failure(shop, job.assignment_id)
     failed = of_exit(
         ended,
@@ -61,6 +57,13 @@ async def run_command(
         host_failure=host_failure,
     )
     return with_metrics(failed, metrics) if failed is not None else None, metrics
+
+
+def _note_span(shop: Workshop, job: Job, ended: BuildExit) -> None:
+    """When the command ran; how long is the runner's to say, for the wall clock may be set meanwhile."""
+    end = shop.clock.of_wall(ended.ended_at)
+    secs = ended.ended_at - ended.started_at if ended.duration_secs is None else ended.duration_secs
+    job.spans.add(SpanKind.BUILD, end - max(0.0, secs), end=end)
 
 
 async def _at_runner(shop: Workshop, runner: RunnerClient, job: Job, spec: BuildSpec) -> BuildExit:

@@ -114,7 +114,7 @@ async def upload_all(shop: Workshop, job: Job, infos: Sequence[PathInfo]) -> Fai
     if pushed:
         first_grant = min(outcome.granted_at for outcome in pushed)
         nar_bytes = sum(outcome.info.nar_size for outcome in pushed)
-        shop.speeds.upload.add(nar_bytes, shop.clock.now() - first_grant)
+        shop.speeds.upload.add(nar_bytes, job.spans.now() - first_grant)
     return None
 
 

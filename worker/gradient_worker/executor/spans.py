@@ -1,5 +1,6 @@
 """The measured parts of one job, on the server's clock (protocol.md, "Spans and metrics")."""
 
+import msgspec
 from gradient_protocol.kinds import SpanKind
 from gradient_protocol.limits import MAX_SPANS
 from gradient_protocol.messages.shapes import Span
@@ -10,7 +11,11 @@ __all__ = ["SpanLog"]
 
 
 class SpanLog:
-    """Collects spans until the final report."""
+    """Collects spans until the final report.
+
+    They stay on this host's steady clock until then, so that what is learnt of the server's in between
+    moves a span and never stretches it.
+    """
 
     def __init__(self, clock: ServerClock) -> None:
         self._clock = clock
@@ -18,8 +23,8 @@ class SpanLog:
         self._dropped = 0
 
     def now(self) -> float:
-        """An instant to pass to `add`."""
-        return self._clock.now()
+        """An instant to pass to `add`, in seconds on the steady clock."""
+        return self._clock.steady()
 
     def add(
         self,
@@ -39,7 +44,7 @@ class SpanLog:
         span = Span(
             kind=kind,
             start=start,
-            end=max(start, self._clock.now() if end is None else end),
+            end=max(start, self.now() if end is None else end),
             parent=parent,
             nar_bytes=nar_bytes,
             stored_bytes=stored_bytes,
@@ -49,5 +54,9 @@ class SpanLog:
         return len(self._spans) - 1
 
     def take(self) -> tuple[list[Span], int]:
-        """The spans and how many were dropped, for a final report."""
-        return list(self._spans), self._dropped
+        """The spans, on the server's clock, and how many were dropped, for a final report."""
+        at = self._clock.at
+        spans = [
+            msgspec.structs.replace(span, start=at(span.start), end=at(span.end)) for span in self._spans
+        ]
+        return spans, self._dropped

@@ -1,6 +1,5 @@
 """What the executors work with; `app` puts it together."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,6 @@ class Workshop:
     max_concurrent_builds: int
     cpu_core_score: float | None
     log_limits: LogLimits
-    wall: Callable[[], float]
     clock: ServerClock
     threads: Threads
     link: Link
