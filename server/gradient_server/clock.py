@@ -1,14 +1,28 @@
 """The two clocks of the server, passed in wherever time matters.
 
-Deadlines run on the monotonic clock; what is stored or shown is wall time.
+Deadlines run on the monotonic clock; what is stored or shown is wall time. Deadlines that outlive the
+process (a backoff, a lease, an abort that waits for its confirmation) are stored as wall time and
+compared with it. So the server's wall time does not step with the host's: it starts from it and goes
+on at its own pace, and where somebody sets the host's clock it draws near by at most 2 % of the time
+that passes. Nothing fires early, and nothing lasts longer than it did.
 """
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
+import structlog
 import trio
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["FOLLOW_RATE", "TOLD_SECS", "TOO_FAR_SECS", "Clock", "SystemClock"]
+
+FOLLOW_RATE: Final = 0.02
+# An hour is made good in two days; of more than this the truth, at once, does less harm.
+TOO_FAR_SECS: Final = 12 * 3600.0
+# Smaller steps are what a time service does every day.
+TOLD_SECS: Final = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class Clock(Protocol):
@@ -24,12 +38,44 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. Made inside a trio run."""
+    """The machine's clocks. `monotonic` is to be called inside a trio run, `now` from any thread."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall = wall
+        self._steady = steady
+        # What was said last, and when. One tuple, for threads replace it in one step.
+        self._said = (wall(), steady())
+        self._told = False
 
     def now(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
+        """Seconds since the epoch: the host's, but for a step of its clock (see above)."""
+        before, then = self._said
+        steady, wall = self._steady(), self._wall()
+        passed = max(0.0, steady - then)
+        said = before + passed
+        behind = wall - said
+        if abs(behind) > TOO_FAR_SECS:
+            log.warning("the host's clock was set: stored times step", step_secs=round(behind, 3))
+            said = wall
+        else:
+            room = FOLLOW_RATE * passed
+            said += min(max(behind, -room), room)
+            self._tell(behind)
+        self._said = said, max(steady, then)
+        return said
 
     def monotonic(self) -> float:
         """Seconds on trio's clock."""
         return trio.current_time()
+
+    def _tell(self, behind: float) -> None:
+        """Once for each time that the host's clock is set."""
+        off = abs(behind) > TOLD_SECS
+        if off and not self._told:
+            log.warning(
+                "the host's clock was set: stored times follow slowly, a restart takes it at once",
+                step_secs=round(behind, 3),
+            )
+        self._told = off

@@ -144,7 +144,8 @@ def make_ids() -> IdSource:
     """Ids for one process. They are names and no secrets: a generator that the system seeded once
     spares two system calls for each.
     """
-    return IdSource(random_bits=random.Random(secrets.randbits(256)).getrandbits)  # noqa: S311 - no secret
+    bits = random.Random(secrets.randbits(256)).getrandbits  # noqa: S311 - no secret
+    return IdSource(SystemClock().now, bits)
 
 
 def _publish_windows(services: Services, snapshot: WindowsSnapshot) -> None:

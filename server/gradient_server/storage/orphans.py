@@ -7,6 +7,7 @@ one is looked at keeps it (`LocalNarStore.doom`). Each shard is one step, so tha
 anywhere and the next one begins anew.
 """
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -43,7 +44,7 @@ async def delete_unused(services: "Services", name: str) -> bool:
 async def collect_orphans(services: "Services") -> int:
     """One pass over the whole store; how many objects were deleted."""
     store = services.nar_store
-    older_than = services.clock.now() - YOUNG_SECS
+    older_than = _young_since(services)
     deleted = 0
     for shard in await trio.to_thread.run_sync(store.shards):
         list_objects = partial(store.objects_in, shard, older_than=older_than)
@@ -59,7 +60,7 @@ async def collect_orphans(services: "Services") -> int:
 async def collect_logs(services: "Services") -> int:
     """One pass over the logs; how many were deleted. A log that was written within the hour stays."""
     logs = services.logs
-    older_than = services.clock.now() - YOUNG_SECS
+    older_than = _young_since(services)
     deleted = 0
     for shard in await trio.to_thread.run_sync(logs.shards, limiter=services.log_threads):
         names = await trio.to_thread.run_sync(
@@ -70,6 +71,11 @@ async def collect_logs(services: "Services") -> int:
             for name in gone:
                 deleted += await trio.to_thread.run_sync(logs.delete, name, limiter=services.log_threads)
     return deleted
+
+
+def _young_since(services: "Services") -> float:
+    """What was written since is young. Files bear the host's wall time, whichever way it was set."""
+    return min(services.clock.now(), time.time()) - YOUNG_SECS
 
 
 def _without_rows(connection: sa.Connection, names: Sequence[str]) -> list[str]:
