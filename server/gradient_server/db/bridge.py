@@ -8,6 +8,8 @@ promises:
   ever in doubt about what was stored;
 - at most `limit` requests are under way, further callers wait in their order;
 - trio is woken once for all the answers that are ready, not once for each.
+
+Requests with the same `together` can also be taken out of their order, by `begin_alike`.
 """
 
 import collections
@@ -63,12 +65,15 @@ class Request(Generic[T]):
 class Bridge:
     """A bounded queue of requests and the road back. Made inside a trio run."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, alike: bool = False) -> None:
+        """`alike`: the threads take requests by `begin_alike` too, or those would pile up."""
         self.inbox: queue.SimpleQueue[Request[Any] | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
         self._room = trio.Semaphore(limit)
         self._limit = limit
         self._answered: collections.deque[Request[Any]] = collections.deque()
+        # Requests with a `together`, which are in the inbox too: whoever begins one takes it.
+        self._alike: dict[Together, collections.deque[Request[Any]]] | None = {} if alike else None
         self._wake_lock = threading.Lock()
         self._waking = False
         self._closed: str | None = None
@@ -89,11 +94,26 @@ class Bridge:
             if self._closed is not None:
                 raise DatabaseClosedError(self._closed)
             request = Request(fn, trio.lowlevel.current_task(), together)
+            if together is not None and self._alike is not None:
+                self._alike.setdefault(together, collections.deque()).append(request)
             self.inbox.put(request)
             answer: T = await trio.lowlevel.wait_task_rescheduled(request.abort)
             return answer
         finally:
             self._room.release()
+
+    def begin_alike(self, together: Together, limit: int) -> list[Request[Any]]:
+        """Called by the threads: begins up to `limit` requests that wait with this `together`."""
+        waiting = self._alike.get(together) if self._alike is not None else None
+        if waiting is None:
+            return []
+        begun: list[Request[Any]] = []
+        with contextlib.suppress(IndexError):  # no more of them
+            while len(begun) < limit:
+                # Those that another thread began, or whose caller was cancelled, are passed over.
+                if (request := waiting.popleft()).begin():
+                    begun.append(request)
+        return begun
 
     def answer(self, requests: Sequence[Request[Any]]) -> None:
         """Called by the threads: `request.result` of each is set, wake their tasks."""

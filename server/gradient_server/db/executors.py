@@ -5,12 +5,13 @@ of its own, commits once and answers all of them after the commit. A request tha
 alone; a commit that fails is answered to everyone in the group. Requests of one sort that wait one
 behind the other may be done by one function for all of them (`together`), with fewer statements.
 
-A pool (readers of SQLite, readers and writers of PostgreSQL) runs one transaction a request, and
-repeats one that the database gave up in favour of another (serialisation failure, deadlock), or
-whose connection broke before the commit was sent.
+A pool (readers of SQLite, readers and writers of PostgreSQL) runs one transaction a request, or one
+for those of a sort that wait (`together`), and repeats one that the database gave up in favour of
+another (serialisation failure, deadlock), or whose connection broke before the commit was sent.
 """
 
 import contextlib
+import functools
 import itertools
 import queue
 import random
@@ -205,8 +206,7 @@ class ThreadPool:
         try:
             while (request := self._bridge.inbox.get()) is not None:
                 if request.begin():
-                    connection = self._serve(connection, request)
-                    self._bridge.answer([request])
+                    connection = self._serve_sort(connection, request)
         except BaseException as error:
             logger.exception("a database thread died")
             self._bridge.fail_all(f"a database thread died: {error}")
@@ -214,6 +214,42 @@ class ThreadPool:
         finally:
             if connection is not None:
                 connection.close()
+
+    def _serve_sort(self, connection: sa.Connection | None, first: Request[Any]) -> sa.Connection | None:
+        """Serves and answers a request, with those of its sort that wait; returns as `_serve`."""
+        run = [first]
+        if first.together is not None:
+            run += self._bridge.begin_alike(first.together, MAX_GROUP - 1)
+        if connection is not None and len(run) > 1:
+            connection = self._serve_together(connection, run)
+        for request in run:
+            if request.result is None:
+                connection = self._serve(connection, request)
+                self._bridge.answer([request])
+        return connection
+
+    def _serve_together(self, connection: sa.Connection, run: list[Request[Any]]) -> sa.Connection | None:
+        """Serves and answers those of `run` that can be done at once; the rest stays without a result."""
+        together = run[0].together
+        assert together is not None
+        fns = [request.fn for request in run]
+
+        @functools.wraps(together)
+        def at_once(connection: sa.Connection) -> Sequence[Any | None]:
+            return together(connection, fns)
+
+        result, undone = self._transact(connection, at_once)
+        if isinstance(result, outcome.Value):
+            for request, value in zip(run, result.value, strict=True):
+                request.result = None if value is None else outcome.Value(value)
+        elif not undone:
+            # Nobody can say whether the commit came through.
+            for request in run:
+                request.result = result
+        else:
+            logger.info("transactions that failed together are run alone", error=first_line(result.error))
+        self._bridge.answer([request for request in run if request.result is not None])
+        return self._healthy(connection)
 
     def _serve(self, connection: sa.Connection | None, request: Request[Any]) -> sa.Connection | None:
         """Sets the request's result; returns the connection to go on with, None if it broke."""
@@ -224,21 +260,30 @@ class ThreadPool:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's answer
                 request.result = outcome.Error(error)
                 return None
-            request.result, again = self._transact(connection, request.fn)
-            if _is_broken(connection):
-                connection.invalidate()
-                connection.close()
-                connection = None
+            request.result, undone = self._transact(connection, request.fn)
+            broken = _is_broken(connection)
+            connection = self._healthy(connection)
+            again = isinstance(request.result, outcome.Error) and (
+                _is_repeatable(request.result.error) or (broken and undone)
+            )
             if not again or attempt == MAX_TRIES:
                 break
             self._statistics.retried += 1
             time.sleep(random.uniform(0.5, 1.5) * RETRY_BASE_SECS * 2**attempt)  # noqa: S311 - jitter
         return connection
 
+    def _healthy(self, connection: sa.Connection) -> sa.Connection | None:
+        """The connection, None after it broke."""
+        if not _is_broken(connection):
+            return connection
+        connection.invalidate()
+        connection.close()
+        return None
+
     def _transact(
         self, connection: sa.Connection, fn: Callable[[sa.Connection], T]
     ) -> tuple[outcome.Maybe[T], bool]:
-        """What came of one try, and whether another one may bring something else."""
+        """What came of one try, and whether nothing of it is stored; False where that is not known."""
         started = time.monotonic()
         self._statistics.transactions += 1
         committing = False
@@ -248,8 +293,7 @@ class ThreadPool:
                 committing = True
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
             self._statistics.failed += 1
-            again = _is_repeatable(error) or (_is_broken(connection) and not committing)
-            return outcome.Error(error), again
+            return outcome.Error(error), not (committing and _is_broken(connection))
         self._statistics.commits += 1
         _warn_if_slow(fn, started)
         return outcome.Value(value), False

@@ -151,7 +151,7 @@ class Database:
 
         `together(connection, fns)` may take the place of several calls with this same `together` that
         wait one behind the other: it returns their values, None for each that it left to be run alone.
-        If it raises, its work is undone and all of them are run alone. SQLite only.
+        If it raises, its work is undone and all of them are run alone.
 
         Raises what `fn` raised, its work undone; CommitFailedError if the commit failed. On SQLite the
         transactions of all callers are applied in the order of their calls. A caller that is
@@ -184,9 +184,10 @@ async def open_database(url: str | sa.URL, *, inline: bool = False) -> AsyncIter
 
 def _open_writing(url: sa.URL, statistics: Statistics, threads: int, queue_limit: int) -> _Road:
     engine = make_write_engine(url)
-    bridge = Bridge(queue_limit)
     if dialect_of(url) == "sqlite":
+        bridge = Bridge(queue_limit)
         return _Threads(engine, bridge, GroupWriter(engine, bridge, statistics))
+    bridge = Bridge(queue_limit, alike=True)
     return _Threads(engine, bridge, ThreadPool(engine, bridge, statistics, threads=threads, name="writer"))
 
 

@@ -3,7 +3,7 @@
 `reports` says what a report does; here the same is done for many builds, from their rows read before
 anything is written. Whatever is not the ordinary case (a report out of its order, content to be refused,
 an output that is not held, a member of a cluster) is left alone and changes nothing: the caller applies
-it by itself. On SQLite only, where nobody else writes meanwhile.
+it by itself. On PostgreSQL the builds' assignments, and whatever waits for them, are locked in one order.
 """
 
 from collections.abc import Sequence
@@ -105,6 +105,7 @@ def complete_together(
     `move_builds`; the caller then undoes everything and applies each alone.
     """
     work = Work(connection, now, ids, settings)
+    sql.lock_graph_shared(connection)
     endings = _ordinary(work, completions, instance_id)
     if not endings:
         return [None] * len(completions)

@@ -6,6 +6,7 @@ Once a report's content was refused, what follows of the assignment is dropped u
 Permanent comes under that number. The last number is stored in the transaction that applies the report.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -37,7 +38,14 @@ from gradient_server.graph.settings import GraphSettings
 from gradient_server.graph.signals import store_signal
 from gradient_server.graph.work import Work
 
-__all__ = ["Report", "ReportOutcome", "apply_report", "fail_unreadable_job", "refuse_report"]
+__all__ = [
+    "Report",
+    "ReportOutcome",
+    "apply_report",
+    "fail_unreadable_job",
+    "lock_for_reports",
+    "refuse_report",
+]
 
 Report = JobUpdate | JobCompleted | JobFailed | ClusterSignalReport
 
@@ -82,7 +90,7 @@ def apply_report(
     if message.seq is None:
         raise ValueError("only numbered reports are applied")
     work = Work(connection, now, ids, settings or GraphSettings())
-    _lock(work, message)
+    lock_for_reports(connection, [message])
     assignment = find_assignment(work, message.assignment_id)
     outcome = _check_order(assignment, worker_id, instance_id, message)
     if outcome is not None or assignment is None:
@@ -148,22 +156,28 @@ def fail_unreadable_job(
     return carry_out(work)
 
 
-def _lock(work: Work, message: Report) -> None:
-    """Takes the graph's lock as far as the report will need it, before any row's."""
-    if isinstance(message, JobFailed):
-        sql.lock_graph(work.connection)
-    elif isinstance(message, JobUpdate):
-        if isinstance(message.update, EvalResult):
-            sql.lock_graph(work.connection)
-    elif isinstance(message, JobCompleted) and sql.is_postgresql(work.connection):
-        if _is_evaluation(work, message.assignment_id):
-            sql.lock_graph(work.connection)
-        else:
-            sql.lock_graph_shared(work.connection)
+def lock_for_reports(connection: sa.Connection, messages: Sequence[Report]) -> None:
+    """Takes the graph's lock as far as any of the reports will need it, before any row's is taken."""
+    if not sql.is_postgresql(connection):
+        return
+    finals = [message for message in messages if isinstance(message, JobCompleted)]
+    if any(_moves_much(message) for message in messages) or any(
+        _is_evaluation(connection, message.assignment_id) for message in finals
+    ):
+        sql.lock_graph(connection)
+    elif finals:
+        sql.lock_graph_shared(connection)
 
 
-def _is_evaluation(work: Work, assignment_id: str) -> bool:
-    rows = sql.run(work.connection, _IS_EVALUATION, {"id": assignment_id})
+def _moves_much(message: Report) -> bool:
+    """Whether it changes the graph's shape, or cascades through it."""
+    return isinstance(message, JobFailed) or (
+        isinstance(message, JobUpdate) and isinstance(message.update, EvalResult)
+    )
+
+
+def _is_evaluation(connection: sa.Connection, assignment_id: str) -> bool:
+    rows = sql.run(connection, _IS_EVALUATION, {"id": assignment_id})
     return bool(rows and rows[0][0])
 
 
@@ -215,6 +229,10 @@ def _note_late(
 ) -> ReportOutcome:
     """A report that changes nothing may still be waited for, or have been answered before."""
     if assignment is None or assignment.worker_id != worker_id:
+        if isinstance(message, ClusterSignalReport):
+            outcome.events.append(
+                SignalDropped(message.attempt, message.assignment_id, "its sender is no member")
+            )
         return outcome
     assert message.seq is not None
     if assignment.cluster_attempt is not None and outcome.error is None:
@@ -226,7 +244,8 @@ def _note_late(
         outcome.signal_refused = refused_signal(work.connection, assignment.id, message.seq)
         if outcome.signal_refused is not None:
             outcome.acknowledge = message.seq
-        if assignment.finished_at is not None and outcome.signal_refused is None:
+        is_news = message.seq > assignment.last_seq and outcome.signal_refused is None
+        if assignment.finished_at is not None and is_news:
             outcome.events.append(SignalDropped(message.attempt, assignment.id, "its attempt is over"))
     elif assignment.finished_at is None or assignment.cluster_attempt is None:
         return outcome

@@ -1,6 +1,6 @@
 """What a session's reports do in their transaction, and the same for many sessions at once.
 
-Most reports are the two that end an ordinary build, and while SQLite writes one group, those of dozens
+Most reports are the two that end an ordinary build, and while a database thread commits, those of dozens
 of sessions gather: `apply_together` ends them in a few statements (graph/completions.py).
 """
 
@@ -14,8 +14,9 @@ from gradient_protocol.messages.worker import ClusterSignalReport, JobCompleted,
 
 from gradient_server.db.queries.claims import accept_assignment, note_log
 from gradient_server.domain.events import Event
+from gradient_server.graph import sql
 from gradient_server.graph.completions import Completion, complete_together
-from gradient_server.graph.reports import ReportOutcome, apply_report, refuse_report
+from gradient_server.graph.reports import ReportOutcome, apply_report, lock_for_reports, refuse_report
 from gradient_server.net.services import Services
 from gradient_server.net.session import RefusedReport, Session
 
@@ -47,6 +48,9 @@ class ReportWork:
     def __call__(self, connection: sa.Connection) -> Applied:
         """One by one. An outcome for each report, and all events."""
         outcomes: list[ReportOutcome] = []
+        lock_for_reports(
+            connection, [item for item in self.items if not isinstance(item, Acceptance | RefusedReport)]
+        )
         for item in self.items:
             if isinstance(item, Acceptance):
                 self._accept(connection, item)
@@ -120,15 +124,19 @@ def apply_together(
 ) -> list[Applied | None]:
     """The ordinary ends of builds among `works`, all of them `ReportWork`; None for each other one."""
     results: list[Applied | None] = [None] * len(works)
-    ends: list[tuple[int, Completion]] = []
+    ends: list[tuple[ReportWork, Completion]] = []
+    places: list[int] = []
     for place, work in enumerate(works):
         completion = work.completion() if isinstance(work, ReportWork) else None
         if isinstance(work, ReportWork) and completion is not None:
-            work.note_log(connection, completion.assignment_id)
-            ends.append((place, completion))
+            ends.append((work, completion))
+            places.append(place)
             services = work.services
     if not ends:
         return results
+    sql.lock_graph_shared(connection)
+    for work, completion in ends:
+        work.note_log(connection, completion.assignment_id)
     completions = [completion for _, completion in ends]
     done = complete_together(
         connection,
@@ -138,7 +146,7 @@ def apply_together(
         ids=services.ids,
         settings=services.graph_settings,
     )
-    for (place, completion), events in zip(ends, done, strict=True):
+    for place, completion, events in zip(places, completions, done, strict=True):
         if events is not None:
             results[place] = _outcomes(completion, events), events
     return results

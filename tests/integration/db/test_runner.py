@@ -1,7 +1,7 @@
 """Transactions from many tasks on both databases: order, isolation, cancellation, failure."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -387,13 +387,35 @@ async def _three_behind_another(database: Database, together: _Together) -> list
     return sorted(answers.values())
 
 
-async def test_requests_of_one_sort_are_done_together(sqlite_database: Database) -> None:
+@pytest.fixture
+async def one_writer(database_url: str) -> AsyncIterator[Database]:
+    """Both databases, with one thread, so that requests wait behind another."""
+    database = await Database.open(database_url, writer_threads=1)
+    yield database
+    await database.aclose()
+
+
+async def test_requests_of_one_sort_are_done_together(one_writer: Database) -> None:
     together = _Together()
-    assert await _three_behind_another(sqlite_database, together) == ["alone", "together", "together"]
+    assert await _three_behind_another(one_writer, together) == ["alone", "together", "together"]
     assert together.given == [3]
-    assert await sqlite_database.read(lambda c: sa.inspect(c).has_table("made_together"))
+    assert await one_writer.read(lambda c: sa.inspect(c).has_table("made_together"))
 
 
-async def test_what_fails_together_is_undone_and_run_alone(sqlite_database: Database) -> None:
-    assert await _three_behind_another(sqlite_database, _Together(fails=True)) == ["alone"] * 3
-    assert not await sqlite_database.read(lambda c: sa.inspect(c).has_table("made_together"))
+async def test_what_fails_together_is_undone_and_run_alone(one_writer: Database) -> None:
+    assert await _three_behind_another(one_writer, _Together(fails=True)) == ["alone"] * 3
+    assert not await one_writer.read(lambda c: sa.inspect(c).has_table("made_together"))
+
+
+async def test_one_that_is_cancelled_is_not_among_those_done_together(one_writer: Database) -> None:
+    together = _Together()
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one_writer.run, gate.hold)
+        await gate.entered()
+        for _ in range(2):
+            nursery.start_soon(one_writer.run, lambda _: "alone", together)
+        with trio.move_on_after(0.01):
+            await one_writer.run(lambda _: "cancelled", together)
+        gate.open()
+    assert together.given == [2]
