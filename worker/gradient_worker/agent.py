@@ -67,6 +67,7 @@ class Agent:
         self.peers_changed = Wakeup()
         self.draining: str | None = None
         self.server_draining = False
+        self.signals_dropped = 0
         maximum = {
             JobKind.BUILD: facts.capabilities.max_concurrent_builds,
             JobKind.EVAL: facts.capabilities.max_concurrent_evaluations,
@@ -171,10 +172,19 @@ class Agent:
         self._start(job)
 
     def receive_signal(self, signal: ClusterSignal) -> Receipt | None:
-        """Keep a signal for the member that it is for. None where none of its attempt runs here."""
+        """Keep a signal for the member that it is for. None where none of its attempt runs here: it is
+        dropped, and counted.
+        """
         assignment_id = self.holds.member_of(signal.attempt)
         job = None if assignment_id is None else self.jobs.get(assignment_id)
         if job is None or job.member is None or job.reports.finished:
+            self.signals_dropped += 1
+            logger.info(
+                "a signal was dropped: no member of its attempt runs here",
+                attempt=signal.attempt,
+                n=signal.n,
+                dropped=self.signals_dropped,
+            )
             return None
         receipt = job.member.signals.receive(signal)
         if receipt is Receipt.KEPT:

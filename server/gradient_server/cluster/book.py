@@ -190,11 +190,13 @@ class ClusterBook:
             entry.last_failure = None
 
     def give_back(self, cluster_id: str, ending: Ending, reason: str, now: float) -> None:
-        """The attempt is over. What arrived meanwhile counts."""
+        """The attempt is over. What arrived meanwhile counts, and so does a cluster that ended with this
+        attempt and was Queued once more while the last members stopped.
+        """
         entry = self.clusters.get(cluster_id)
         if entry is None:
             return
-        if ending is Ending.FINAL:
+        if ending is Ending.FINAL and entry.info.status is not ClusterStatus.QUEUED:
             self.forget(cluster_id)
             return
         entry.attempt_id = None

@@ -268,6 +268,8 @@ class ClusterRunner:
         elif attempt is None:
             self.book.forget(event.cluster_id)
         else:
+            # While its members stop it may be Queued once more, which is then what counts.
+            self.book.set_status(event.cluster_id, event.status)
             self.executor.feed(attempt, e.ClosedElsewhere(f"the cluster is {event.status}"))
         self._kick.set()
 

@@ -3,6 +3,7 @@
 import pytest
 from gradient_protocol.kinds import ResumeState
 from gradient_protocol.messages.shapes import SignalTarget
+from gradient_protocol.messages.worker import ClusterSignalReport
 from gradient_protocol.messages.worker import ResumedJob
 from gradient_server.db.queries import reservations, signals
 from gradient_server.db.queries.reservations import Reservation
@@ -80,6 +81,30 @@ async def test_a_signal_of_a_single_job_is_dropped(pool: ClusterPool) -> None:
     outcome = await pool.signal(group, "alone")
     assert [type(event) for event in outcome.events] == [SignalDropped]
     assert await received(pool, group, "b") == []
+
+
+async def test_a_signal_from_who_has_not_the_assignment_is_dropped(pool: ClusterPool) -> None:
+    group = await three(pool)
+    stranger = await pool.assignment(group, "b")
+    for sender in (("unknown", stranger[1]), ((await pool.assignment(group, "a"))[0], stranger[1])):
+        message = ClusterSignalReport(
+            assignment_id=sender[0], seq=1, attempt=group.attempt, topic="t", payload=b""
+        )
+        outcome = await pool.report(message, sender[1])
+        assert (outcome.acknowledge, outcome.error) == (1, None)
+        assert [type(event) for event in outcome.events] == [SignalDropped]
+    assert await pool.scalar("SELECT COUNT(*) FROM cluster_signal") == 0
+
+
+async def test_a_signal_that_was_stored_and_comes_again_after_the_end_is_not_counted(
+    pool: ClusterPool,
+) -> None:
+    group = await three(pool)
+    assert (await pool.signal(group, "a", seq=1)).acknowledge == 1
+    wanted = await pool.cluster_id()
+    await pool.run(lambda c: abort_cluster(c, wanted, now=pool.clock.now(), ids=pool.ids))
+    assert (await pool.signal(group, "a", seq=1)).events == []
+    assert [type(event) for event in (await pool.signal(group, "a", seq=2)).events] == [SignalDropped]
 
 
 async def test_what_is_refused_is_told_and_told_again(pool: ClusterPool) -> None:

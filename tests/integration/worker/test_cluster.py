@@ -88,6 +88,25 @@ async def test_abort_cluster_ends_a_running_member(rig: Rig, assign: Assign, nur
             await in_thread(Program(rig, job).recv)
 
 
+async def test_a_signal_to_who_is_held_or_not_here_is_dropped_and_counted(
+    rig: Rig, assign: Assign, nursery: trio.Nursery
+) -> None:
+    async with rig.agent() as agent:
+        session = await rig.server.session(nursery)
+        session.send(signal(1))
+        job = assign(UNTIL_TOLD, cluster=seat())
+        session.send(job)
+        assert (await session.expect(w.AssignJobResponse)).accepted
+        session.send(signal(1))
+        session.send(server.StartCluster(attempt=ATTEMPT, roster=ROSTER))
+        session.send(signal(1, "heard"))
+        await begun(rig, job)
+        assert (await in_thread(Program(rig, job).recv)).text == "heard"
+        assert agent.signals_dropped == 2
+        end(rig, job)
+        await session.expect(w.JobCompleted)
+
+
 async def test_a_hold_expires_while_the_session_lives(
     rig: Rig, assign: Assign, nursery: trio.Nursery
 ) -> None:
