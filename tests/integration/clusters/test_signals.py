@@ -3,8 +3,7 @@
 import pytest
 from gradient_protocol.kinds import ResumeState
 from gradient_protocol.messages.shapes import SignalTarget
-from gradient_protocol.messages.worker import ClusterSignalReport
-from gradient_protocol.messages.worker import ResumedJob
+from gradient_protocol.messages.worker import ClusterSignalReport, ResumedJob
 from gradient_server.db.queries import reservations, signals
 from gradient_server.db.queries.reservations import Reservation
 from gradient_server.domain.events import SignalDropped, SignalStored
