@@ -21,6 +21,7 @@ __all__ = [
     "Flags",
     "JobColumns",
     "Points",
+    "Rows",
     "Vector",
     "at",
     "field_values",
@@ -36,6 +37,9 @@ Points: TypeAlias = Vector | float
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 """One bool for each candidate."""
+
+Rows: TypeAlias = npt.NDArray[np.intp]
+"""Positions of some candidates."""
 
 T = TypeVar("T")
 
@@ -231,6 +235,16 @@ class JobColumns:
         return bool(np.count_nonzero(self.outputs_present))
 
     @once
+    def present(self) -> Rows | None:
+        """Where the worker holds every output; None for nowhere."""
+        return np.flatnonzero(self.outputs_present) if self.any_present else None
+
+    @once
+    def evaluations(self) -> Rows | None:
+        """Where there is no build; None for nowhere."""
+        return None if self.all_builds else np.flatnonzero(~self.is_build)
+
+    @once
     def substituted(self) -> Flags | None:
         """Builds whose outputs are fetched and not built; None for none."""
         flags: Flags = ~np.isnan(self.matrix[Field.SUBSTITUTE_OUTPUTS])
@@ -244,28 +258,58 @@ class JobColumns:
         flags: Flags = self.is_build & ~self.outputs_present
         return flags if self.substituted is None else flags & ~self.substituted
 
+    @once
+    def unbuilt(self) -> Rows | None:
+        """Where no build will run: evaluations, substitutions, what is there; None for nowhere."""
+        if self.all_builds and self.substituted is None:
+            return self.present
+        return None if self.built is None else np.flatnonzero(~self.built)
+
+    @once
+    def unrun(self) -> Rows | None:
+        """Where nothing will run: builds that are not `built`, and what is there; None for nowhere."""
+        if self.all_builds or self.built is None:
+            return self.unbuilt
+        return np.flatnonzero(~self.built & (self.is_build | self.outputs_present))
+
+    def without(self, rows: Rows | None, values: Points, value: float = 0.0) -> Points:
+        """`values`, which are written to, with `value` at these rows; None for no row.
+
+        The rows are few as a rule, and to write to a few costs a tenth of a choice for each candidate.
+        """
+        if rows is None:
+            return values
+        changed = np.full(len(self), values) if isinstance(values, float) else values
+        changed[rows] = value
+        return changed
+
     def history(self, name: Field) -> Vector:
-        """A field of the build history: unknown where the worker holds every output.
+        """A field of the build history: unknown where the worker holds every output. Not to be written to.
 
         Such a worker will build nothing (scoring.md, `build_history`).
         """
-        if not self.any_present:
+        if self.present is None:
             return self.field(name)
-        return np.where(self.outputs_present, NAN, self.matrix[name])
+        values: Vector = self.matrix[name].copy()
+        values[self.present] = NAN
+        return values
 
     @once
     def output_bytes(self) -> Vector:
         """Bytes to upload: the job's own outputs where all are known, else the history's mean."""
         own = self.field(Field.OUTPUT_SIZE)
         unknown = np.isnan(own)
-        if not np.count_nonzero(unknown):
+        count = np.count_nonzero(unknown)
+        if not count:
             return own
-        return np.where(unknown, self.history(Field.HISTORY_OUTPUT_NAR_SIZE), own)
+        past = self.history(Field.HISTORY_OUTPUT_NAR_SIZE)
+        return past if count == len(own) else np.where(unknown, past, own)
 
     @once
     def predicted_peak_ram_mb(self) -> Vector:
         """The larger of the history's p95 and the peak kept on the build itself."""
-        own = self.history(Field.BUILD_PEAK_RAM_MB)
         past = self.history(Field.HISTORY_PEAK_RAM_MB)
-        nothing_kept = np.count_nonzero(np.isnan(own)) == len(own)
-        return past if nothing_kept else np.fmax(past, own)
+        if np.count_nonzero(np.isnan(self.field(Field.BUILD_PEAK_RAM_MB))) == len(past):
+            return past
+        larger: Vector = np.fmax(past, self.history(Field.BUILD_PEAK_RAM_MB))
+        return larger

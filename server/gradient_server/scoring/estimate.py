@@ -125,42 +125,40 @@ def estimate_of(columns: JobColumns, worker: WorkerContext, instance: InstanceCo
 
 def _estimate(columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Estimate:
     links = Links.of(worker, instance)
-    output_bytes, _ = filled(columns.output_bytes, 0.0)
+    output_bytes = np.fmax(columns.output_bytes, 0.0)  # nothing where it is not known
     unknown_bytes = first_known(instance.nar_size_mb.w1h, 0.0) * _BYTES_PER_MIB
     missing_bytes, missing_unknown = filled(columns.missing_nar_size, unknown_bytes)
     missing_count, _ = filled(columns.missing_count, first_known(instance.missing_paths.w1h, 0.0))
 
-    built = columns.built
-    download = _where(built, _transfer(missing_bytes, links.download_secs_per_byte))
-    paths = _where(built, missing_count * first_known(instance.per_path_secs, PER_PATH_FALLBACK_SECS))
+    path_secs = first_known(instance.per_path_secs, PER_PATH_FALLBACK_SECS)
+    unbuilt = columns.unbuilt
+    download = columns.without(unbuilt, _transfer(missing_bytes, links.download_secs_per_byte))
+    paths = columns.without(unbuilt, missing_count * path_secs)
     if columns.substituted is not None:
         substituted = columns.substituted & ~columns.outputs_present
         fetch, fetch_paths = _substitution(columns, output_bytes, links, instance)
         download = np.where(substituted, fetch, download)
         paths = np.where(substituted, fetch_paths, paths)
-    runs = None if built is None else built | ~columns.is_build
     run, history_unknown = _run_secs(columns, worker, instance)
-    run = _where(runs, run)
+    run = columns.without(columns.unrun, run)
     oom_retry = _oom_chance(columns, worker) * run
-    is_build = None if columns.all_builds else columns.is_build
-    upload = _where(is_build, _transfer(output_bytes, links.upload_secs_per_byte))
+    upload = _transfer(output_bytes, links.upload_secs_per_byte)
+    upload = columns.without(columns.evaluations, upload)
+    total = download + paths
+    for part in (run, oom_retry, upload):
+        total += part
     return Estimate(
         download=download,
         paths=paths,
         run=run,
         oom_retry=oom_retry,
         upload=upload,
-        total=download + paths + run + oom_retry + upload,
+        total=total,
         missing_unknown=missing_unknown,
         history_unknown=history_unknown,
-        built=built,
+        built=columns.built,
         links=links,
     )
-
-
-def _where(mask: Flags | None, values: Points) -> Points:
-    """`values` where the mask says so, elsewhere 0; None says so everywhere."""
-    return values if mask is None else np.where(mask, values, 0.0)
 
 
 def _transfer(size_bytes: Points, secs_per_byte: float) -> Points:
@@ -181,9 +179,12 @@ def _substitution(
 
 
 def _run_secs(columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> tuple[Points, Flags]:
-    """Seconds of the run itself, and where no history told them."""
+    """Seconds of the run itself, as if everything ran, and where no history told them.
+
+    The fields are read as they are, and not by `history`: where nothing runs, the caller takes the run out.
+    """
     fallback = first_known(instance.mean_build_time_ms, 0.0) if columns.any_build else 0.0
-    run, unknown = filled(columns.history(Field.HISTORY_UNCONTENDED_MS), fallback)
+    run, unknown = filled(columns.field(Field.HISTORY_UNCONTENDED_MS), fallback)
     if columns.any_build and not columns.all_builds:
         # Evaluations differ too much for a fleet mean to say anything.
         run = np.where(unknown & ~columns.is_build, 0.0, run)
@@ -194,20 +195,29 @@ def _run_secs(columns: JobColumns, worker: WorkerContext, instance: InstanceCont
         return run, unknown
     # Where neither is known, the ratio is 1.
     mean = first_known(instance.cpu_core_score_mean, worker_score)
-    built_by, _ = filled(columns.history(Field.HISTORY_CORE_SCORE), mean)
-    ratio = np.minimum(np.maximum(built_by / worker_score, CORE_SCORE_RATIO_MIN), CORE_SCORE_RATIO_MAX)
-    return run * ratio, unknown
+    built_by, _ = filled(columns.field(Field.HISTORY_CORE_SCORE), mean)
+    ratio = built_by / worker_score
+    if isinstance(ratio, float):
+        ratio = min(max(ratio, CORE_SCORE_RATIO_MIN), CORE_SCORE_RATIO_MAX)
+    else:
+        np.clip(ratio, CORE_SCORE_RATIO_MIN, CORE_SCORE_RATIO_MAX, out=ratio)
+    run *= ratio
+    return run, unknown
 
 
 def _oom_chance(columns: JobColumns, worker: WorkerContext) -> Points:
     """How likely the run ends in an out-of-memory kill, 0 to 1."""
-    rate, _ = filled(columns.history(Field.HISTORY_OOM_RATE), 0.0)
+    rate, _ = filled(columns.field(Field.HISTORY_OOM_RATE), 0.0)
     free = worker.metrics.ram_free_mb
     over: Flags = columns.predicted_peak_ram_mb > free
     if not np.count_nonzero(over):
         return np.minimum(rate, 1.0)
     if free > 0.0:
-        overshoot = np.minimum(np.fmax((columns.predicted_peak_ram_mb - free) / free, 0.0), 1.0)
+        chance = columns.predicted_peak_ram_mb - free
+        chance /= free
+        np.fmax(chance, 0.0, out=chance)
+        np.minimum(chance, 1.0, out=chance)
     else:
-        overshoot = np.where(over, 1.0, 0.0)
-    return np.minimum(rate + overshoot, 1.0)
+        chance = over.astype(np.float64)
+    chance += rate
+    return np.minimum(chance, 1.0, out=chance)

@@ -21,12 +21,12 @@ def needed_to_start_mb(columns: JobColumns, instance: InstanceContext) -> Points
     known = columns.memo.get(_MEMO)
     if isinstance(known, np.ndarray | float):
         return known
-    predicted = np.ceil(columns.predicted_peak_ram_mb * RAM_FIT_HEADROOM)
+    predicted = columns.predicted_peak_ram_mb * RAM_FIT_HEADROOM
+    np.ceil(predicted, out=predicted)
     need, unpredicted = filled(predicted, instance.unmeasured_build_ram_mb)
     fetches = columns.flag(Field.IS_FIXED_OUTPUT)
     if np.count_nonzero(fetches):
-        need = np.where(fetches & unpredicted, 0.0, need)
-    if columns.built is not None:
-        need = np.where(columns.built, need, 0.0)
+        need = columns.without(np.flatnonzero(fetches & unpredicted), need)
+    need = columns.without(columns.unbuilt, need)
     columns.memo[_MEMO] = need
     return need

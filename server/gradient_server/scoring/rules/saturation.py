@@ -41,12 +41,12 @@ class ResourceSaturationRule(ScoreRule):
         unfit = self._counts_as_unfit(columns, worker, instance)
         if saturated is None and unfit is None:
             return 0.0
-        signals = np.zeros(len(columns))
-        if saturated is not None:
-            signals += saturated
-        if unfit is not None:
-            signals += unfit
-        return np.where(columns.is_build, signals * -RESOURCE_SATURATION_PENALTY, 0.0)
+        points = np.zeros(len(columns))
+        for signal in (saturated, unfit):
+            if signal is not None:
+                points += signal
+        points *= -RESOURCE_SATURATION_PENALTY
+        return columns.without(columns.evaluations, points)
 
     def veto(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Flags | None:
         """Does not fit now, fits the whole worker, and the worker will release memory."""

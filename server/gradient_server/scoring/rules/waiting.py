@@ -28,11 +28,13 @@ class WaitTimeRule(ScoreRule):
         instance: InstanceContext,
     ) -> Points:
         """min(gain * waited / average, cap); nothing where `ready_at` is unknown."""
-        waited = np.fmax(columns.now - columns.field(Field.READY_AT), 0.0)
+        waited = columns.now - columns.field(Field.READY_AT)
+        np.fmax(waited, 0.0, out=waited)
         average = instance.wait_secs.w1h_or(WAIT_TIME_FALLBACK_AVG_SECS)
         if average <= 0.0:
             return np.where(waited > 0.0, WAIT_TIME_CAP, 0.0)
-        return np.minimum(waited * (WAIT_TIME_GAIN / average), WAIT_TIME_CAP)
+        waited *= WAIT_TIME_GAIN / average
+        return np.minimum(waited, WAIT_TIME_CAP, out=waited)
 
 
 class RescoreWaitRule(ScoreRule):
