@@ -19,14 +19,20 @@ from gradient_protocol.limits import PROTO_VERSION, REQUEST_REPEAT_SECS
 from gradient_protocol.messages.common import Error, Message
 from gradient_protocol.messages.server import ResumeAck
 from gradient_protocol.messages.shapes import Capabilities
-from gradient_protocol.messages.worker import InitConnection, RequestJobList, ResumeJobs
+from gradient_protocol.messages.worker import (
+    BuildProgress,
+    EvalProgress,
+    InitConnection,
+    RequestJobList,
+    ResumeJobs,
+)
 from gradient_protocol.state import SessionOrder
 
 from gradient_worker.agent import Agent
 from gradient_worker.candidates import Candidates
 from gradient_worker.heartbeat import Heartbeat
 from gradient_worker.scorer import Scorer
-from gradient_worker.timing import ERROR_FLUSH_SECS
+from gradient_worker.timing import ERROR_FLUSH_SECS, PROGRESS_SECS
 from gradient_worker.wakeup import Wakeup
 from gradient_worker.wire import Wire
 
@@ -182,9 +188,15 @@ async def _run_authenticated(
         session.introduce()
         async with trio.open_nursery() as nursery:
             scope = nursery.cancel_scope
-            for task in (session.heartbeat.run, lambda: _send_scores(session), lambda: _repeat(session)):
+            tasks = (
+                session.heartbeat.run,
+                lambda: _send_scores(session),
+                lambda: _repeat(session),
+                lambda: _tell_progress(session),
+                lambda: session.agent.jobs.pump(session.wire),
+            )
+            for task in tasks:
                 nursery.start_soon(_until_closed, task, scope)
-            nursery.start_soon(_until_closed, lambda: session.agent.jobs.pump(session.wire), scope)
             await _read(session, handle, established)
             scope.cancel()
     except SessionClosed as error:
@@ -249,3 +261,19 @@ async def _repeat(session: Session) -> None:
         await trio.sleep(REQUEST_REPEAT_SECS)
         if session.live:
             session.agent.request_all()
+
+
+async def _tell_progress(session: Session) -> None:
+    """What has changed of how far jobs are; all of it to each new session, for it is live state."""
+    told: dict[str, BuildProgress | EvalProgress] = {}
+    while True:
+        await trio.sleep(PROGRESS_SECS)
+        if not session.live or not session.connection.control_has_room:
+            continue
+        unfinished = [job for job in session.agent.jobs if not job.reports.finished]
+        progress = {job.assignment_id: job.progress_message() for job in unfinished}
+        now = {assignment: message for assignment, message in progress.items() if message is not None}
+        for assignment, message in now.items():
+            if told.get(assignment) != message:
+                session.connection.send(message)
+        told = now

@@ -15,6 +15,7 @@ __all__ = [
     "HOST_FAILURE_WINDOW_SECS",
     "LOG_POLL_SECS",
     "PEERS_POLL_SECS",
+    "PROGRESS_SECS",
 ]
 
 BACKOFF_FIRST_SECS = 1.0
@@ -34,6 +35,9 @@ LOG_POLL_SECS = 0.25
 
 PEERS_POLL_SECS = 3.0
 """How often the peers file is looked at."""
+
+PROGRESS_SECS = 1.0
+"""How often the server is told how far jobs are (messages.md: at most one each second)."""
 
 ACK_WAIT_AT_EXIT_SECS = 10.0
 """How long a drained worker waits for its last acknowledgements."""

@@ -14,10 +14,11 @@ from gradient_protocol.kinds import FailureKind, JobKind, JobStage, SpanKind
 from gradient_protocol.limits import MAX_CHUNK_DATA
 from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
+from gradient_worker import session as session_module
 
 from tests.fakes.agent import Rig, store_path
 from tests.fakes.nars import stored_file
-from tests.fakes.server import Stored
+from tests.fakes.server import FakeSession, Stored
 
 Assign = Callable[..., server.AssignJob]
 
@@ -126,6 +127,36 @@ async def test_missing_inputs_are_fetched_and_named_in_the_environment(
         assert kinds.count(SpanKind.NAR_FETCH) == 2
         push = next(span for span in completed.spans if span.kind is SpanKind.NAR_PUSH)
         assert completed.spans[push.parent].kind is SpanKind.COMPRESS
+
+
+async def test_the_server_is_told_how_many_inputs_are_there_and_how_many_outputs_are_uploaded(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "PROGRESS_SECS", 0.02)
+    lib, extra = store_path("a", "lib"), store_path("b", "extra")
+    rig.server.paths[lib], rig.server.paths[extra] = (stored_file(tmp_path, name) for name in (b"1", b"2"))
+    job = assign("cat $LIB > $out", inputs=[build_input(rig, lib, name="lib"), build_input(rig, extra)])
+
+    async def expect(session: FakeSession, done: int, total: int) -> None:
+        told = await session.expect(w.BuildProgress)
+        assert told == w.BuildProgress(assignment_id=job.assignment_id, done=done, total=total)
+
+    async with rig.agent():
+        first = await rig.server.session(nursery)
+        first.automatic.discard("downloads")
+        first.send(job)
+        await expect(first, 0, 2)
+        await first.serve(await first.expect(w.NarRequest))
+        await expect(first, 1, 2)
+        await first.expect_none(w.BuildProgress)  # nothing has changed
+        first.scope.cancel()
+        second = await rig.server.session(nursery, resume=False)
+        second.automatic -= {"downloads", "uploads"}
+        await second.resume()
+        await expect(second, 1, 2)  # live state, told anew
+        await second.serve(await second.expect(w.NarRequest))
+        await second.expect(w.JobUpdate, lambda m: m.update == shapes.Stage(stage=JobStage.UPLOAD))
+        await second.expect(w.BuildProgress, lambda m: (m.done, m.total) == (0, 1))
 
 
 async def test_builds_that_lack_the_same_input_share_one_download(

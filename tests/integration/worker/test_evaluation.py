@@ -8,6 +8,7 @@ import trio
 from gradient_protocol.kinds import EvalStage, EvalStep, FailureKind, SpanKind
 from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
+from gradient_worker import session as session_module
 
 from tests.fakes.agent import Rig, store_path
 from tests.fakes.nars import stored_tree
@@ -69,8 +70,9 @@ async def test_errors_of_a_recipe_complete_the_job(rig: Rig, nursery: trio.Nurse
 
 
 async def test_known_derivations_are_asked_for_and_an_import_is_read(
-    rig: Rig, nursery: trio.Nursery, tmp_path: Path
+    rig: Rig, nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session_module, "PROGRESS_SECS", 0.02)
     recipe = (
         'import = ["more-1"]\n'
         '[[build]]\nname = "dep-1"\ncommand = ["true"]\n'
@@ -85,10 +87,13 @@ async def test_known_derivations_are_asked_for_and_an_import_is_read(
             with trio.fail_after(10):
                 query = await session.expect_any(w.QueryKnownDerivations, w.ImportRequest)
             if isinstance(query, w.QueryKnownDerivations):
+                found = await session.expect(w.EvalProgress)
+                assert (found.assignment_id, found.done, found.total) == ("evaluation-1", 0, 2)
                 session.send(server.KnownDerivations(query_id=query.query_id, known=[]))
             else:
                 imported = query
         assert rig.server.reports["evaluation-1"], "what an import needs is reported before it"
+        await session.expect(w.EvalProgress, lambda m: (m.done, m.total) == (2, 2))
         put_source(rig, tmp_path / "imported", HELLO.replace("hello", "later"))
         rig.server.paths[imported.paths[0]] = rig.server.paths.pop(source.path)
         rig.server.paths[imported.paths[0]] = stored_tree(tmp_path / "imported")

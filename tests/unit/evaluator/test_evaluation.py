@@ -25,6 +25,7 @@ class Outcome:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.progress: list[tuple[int, int]] = []
 
     @property
     def reports(self) -> list[Report]:
@@ -71,6 +72,7 @@ def evaluate(
     while not outcome.steps or not isinstance(outcome.steps[-1], Done):
         step = evaluation.advance(answer)
         outcome.steps.append(step)
+        outcome.progress.append(evaluation.progress)
         answer = None
         if isinstance(step, QueryKnown):
             answer = KnownAnswer(frozenset(filter(known, step.drv_paths)))
@@ -89,6 +91,14 @@ def test_without_attrs_every_build_is_asked_for_and_comes_after_what_it_needs(tm
     assert outcome.attrs == {name: name for name in outcome.names}
     assert outcome.done.stats.derivations == 4
     assert outcome.errors == []
+
+
+def test_progress_counts_what_is_reported_or_known_of_what_was_found(tmp_path: Path) -> None:
+    assert evaluate(tmp_path, CHAIN).progress == [(0, 4), (4, 4)]
+    # Asked about, then one step after the answer, which settles what the known one needs too.
+    known = evaluate(tmp_path, CHAIN, "c", known=lambda path: path.endswith("-b-1.drv"))
+    assert known.progress == [(0, 3), (2, 3), (3, 3)]
+    assert evaluate(tmp_path, "[[build]]").progress == [(0, 0), (0, 0)]
 
 
 def test_an_attr_is_a_name_with_or_without_its_version(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ class RecipeEvaluation:
         self._reported: set[str] = set()
         self._considered: set[str] = set()
         self._known: set[str] = set()
+        self._settled: set[str] = set()
         self._steps = self._run()
         self._begun = False
 
@@ -154,6 +155,11 @@ class RecipeEvaluation:
         self._begun = True
         self._cpu_secs += self._cpu_clock() - before
         return Done(self._stats()) if isinstance(step, Done) else step
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Of the derivations found so far, how many are reported or known, and how many there are."""
+        return len(self._settled), len(self._considered)
 
     def _stats(self) -> EvalStats:
         return EvalStats(
@@ -261,14 +267,21 @@ class RecipeEvaluation:
             if not isinstance(answer, KnownAnswer):
                 raise TypeError(f"QueryKnown was answered by {type(answer).__name__}")
             self._known |= answer.known & set(asked)
+            self._settled |= answer.known & set(asked)
         nodes = [
             node
             for node in self._graph.closure(attrs, frozenset(self._known), also=imports)
             if node.build.name not in self._reported
         ]
         self._reported.update(node.build.name for node in nodes)
+        # What a known one needs is known with it, and not walked.
+        due = {node.derivation.drv_path for node in nodes}
+        self._settled.update(
+            node.derivation.drv_path for node in needed if node.derivation.drv_path not in due
+        )
         for derivations, clusters in batches(self._graph, nodes, attrs):
             yield Report(EvalResult(derivations=derivations, clusters=clusters, warnings=warnings, errors=[]))
+            self._settled.update(derivation.drv_path for derivation in derivations)
             warnings = []
         if warnings:
             yield Report(EvalResult(derivations=[], clusters=[], warnings=warnings, errors=[]))

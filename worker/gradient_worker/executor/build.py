@@ -66,7 +66,7 @@ async def _make_outputs(shop: Workshop, job: Job, build: BuildJob) -> Failure | 
         return None
     if job.phase is Phase.ACCEPTED:
         enter(shop, job, JobStage.PREFETCH)
-        failed = await shop.inputs.fetch(job.assignment_id, build.inputs, job.spans)
+        failed = await shop.inputs.fetch(job.assignment_id, build.inputs, job.spans, job.count)
         if failed is not None:
             return failed
     enter(shop, job, JobStage.BUILD)

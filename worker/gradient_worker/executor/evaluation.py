@@ -137,6 +137,7 @@ async def _evaluate(shop: Workshop, job: Job, evaluation: EvalJob, source: PathI
     answer: Answer | None = None
     while True:
         step = await shop.threads.run(partial(recipes.advance, answer))
+        job.count(*recipes.progress)
         match step:
             case Report(result=result):
                 _show(shop, job, result)

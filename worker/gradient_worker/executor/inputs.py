@@ -48,17 +48,33 @@ class InputFetcher:
         self._places = trio.Semaphore(MAX_SIDE_BY_SIDE)
         self._running: dict[tuple[str, str], trio.Event] = {}
 
-    async def fetch(self, assignment_id: str, inputs: Sequence[BuildInput], spans: SpanLog) -> Failure | None:
-        """Make all inputs present. None where that succeeded."""
+    async def fetch(
+        self,
+        assignment_id: str,
+        inputs: Sequence[BuildInput],
+        spans: SpanLog,
+        counted: Callable[[int, int], None],
+    ) -> Failure | None:
+        """Make all inputs present. None where that succeeded.
+
+        `counted(done, total)` is told how many of those that were missing are there.
+        """
         missing = missing_inputs(self._store, inputs)
         started, began = spans.now(), trio.current_time()
         outcomes: list[Outcome] = []
+        done = 0
 
         async def one(wanted: BuildInput) -> None:
+            nonlocal done
             outcome = await self._fetch_shared(assignment_id, wanted, spans)
             if outcome is not None:
                 outcomes.append(outcome)
+            if outcome is None or isinstance(outcome, Downloaded):
+                done += 1
+                counted(done, len(missing))
 
+        if missing:
+            counted(0, len(missing))
         async with trio.open_nursery() as nursery:
             for wanted in missing:
                 nursery.start_soon(one, wanted)

@@ -11,7 +11,7 @@ import trio
 from gradient_protocol.kinds import EvalStage, JobKind, JobStage, ResumeState
 from gradient_protocol.messages.server import AssignJob, StartCluster
 from gradient_protocol.messages.shapes import BuildJob, ClusterSeat, EvalStageUpdate, Stage
-from gradient_protocol.messages.worker import JobUpdate, ResumedJob
+from gradient_protocol.messages.worker import BuildProgress, EvalProgress, JobUpdate, ResumedJob
 
 from gradient_worker.executor.reporter import Reporter
 from gradient_worker.executor.spans import SpanLog
@@ -78,7 +78,8 @@ class Job:
     """The state of one assignment.
 
     `state` is what ResumeJobs says of it; `begun`: it has a task; `gone`: nothing of it is kept any more.
-    `member`: of a cluster attempt, once that has started.
+    `member`: of a cluster attempt, once that has started. `progress`: done and total of what the present
+    stage counts: inputs fetched, outputs uploaded, builds found; None where it counts nothing.
     """
 
     assign: AssignJob
@@ -86,6 +87,7 @@ class Job:
     spans: SpanLog
     state: ResumeState = ResumeState.RUNNING
     stage: JobStage | EvalStage | None = None
+    progress: tuple[int, int] | None = None
     phase: Phase = Phase.ACCEPTED
     log: LogShipper | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -133,6 +135,18 @@ class Job:
             Stage(stage=self.stage) if isinstance(self.stage, JobStage) else EvalStageUpdate(stage=self.stage)
         )
         return JobUpdate(assignment_id=self.assignment_id, update=update)
+
+    def count(self, done: int, total: int) -> None:
+        """So much of the present stage is done. The session tells it at its next look."""
+        self.progress = (done, total)
+
+    def progress_message(self) -> BuildProgress | EvalProgress | None:
+        """How far the present stage is; None where it counts nothing."""
+        if self.progress is None:
+            return None
+        done, total = self.progress
+        kind = BuildProgress if self.kind is JobKind.BUILD else EvalProgress
+        return kind(assignment_id=self.assignment_id, done=done, total=total)
 
     def resumed(self) -> ResumedJob:
         """Its entry in ResumeJobs."""

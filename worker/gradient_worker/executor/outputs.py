@@ -103,7 +103,10 @@ async def upload_all(shop: Workshop, job: Job, infos: Sequence[PathInfo]) -> Fai
     async def one(info: PathInfo) -> None:
         async with places:
             outcomes.append(await shop.transfers.upload(job.assignment_id, info, job.spans))
+        job.count(sum(isinstance(outcome, Uploaded) for outcome in outcomes), len(infos))
 
+    if infos:
+        job.count(0, len(infos))
     async with trio.open_nursery() as nursery:
         for info in infos:
             nursery.start_soon(one, info)

@@ -14,6 +14,7 @@ __all__ = ["enter"]
 def enter(shop: Workshop, job: Job, stage: JobStage | EvalStage) -> None:
     """The job enters a stage."""
     job.stage = stage
+    job.progress = None
     update = job.stage_update()
     if update is not None:
         shop.link.post(update)
