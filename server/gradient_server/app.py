@@ -226,6 +226,7 @@ async def _run(
             await stop.wait()
             service.announce_stop(notifier)
             await _farewell(services)
+            database.end_patience()
             loops.cancel_scope.cancel()
         connections.cancel_scope.cancel()
     services.logs.close()

@@ -57,6 +57,10 @@ class Request(Generic[T]):
             return False
         return True
 
+    def rewind(self) -> None:
+        """Nothing is left of what was begun, and it has to wait: until `begin` its caller may go again."""
+        self._ticket.append(None)
+
     def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         """Trio's question whether the wait can end at once."""
         return trio.lowlevel.Abort.SUCCEEDED if self.begin() else trio.lowlevel.Abort.FAILED

@@ -11,13 +11,14 @@ __all__ = [
     "DatabaseError",
     "DatabaseInUseError",
     "DatabaseUnusableError",
+    "InDoubtError",
     "database_errors",
     "first_line",
 ]
 
 
 class DatabaseError(Exception):
-    """The database could not do what was asked; nothing of it was stored."""
+    """The database could not do what was asked; nothing of it was stored, but for an InDoubtError."""
 
 
 class DatabaseClosedError(DatabaseError):
@@ -34,6 +35,10 @@ class DatabaseUnusableError(DatabaseError):
 
 class CommitFailedError(DatabaseError):
     """The group that this transaction was part of could not be committed. Its work is undone."""
+
+
+class InDoubtError(DatabaseError):
+    """The connection broke in mid-commit: whether the transaction is stored is not known."""
 
 
 def first_line(error: BaseException) -> str:

@@ -8,6 +8,8 @@ behind the other may be done by one function for all of them (`together`), with 
 A pool (readers of SQLite, readers and writers of PostgreSQL) runs one transaction a request, or one
 for those of a sort that wait (`together`), and repeats one that the database gave up in favour of
 another (serialisation failure, deadlock), or whose connection broke before the commit was sent.
+
+A database that is away is waited for (`patience`). Meanwhile a request has not begun: its caller may go.
 """
 
 import contextlib
@@ -26,7 +28,8 @@ import sqlalchemy as sa
 import structlog
 
 from gradient_server.db.bridge import Bridge, Request
-from gradient_server.db.errors import CommitFailedError, first_line
+from gradient_server.db.errors import CommitFailedError, InDoubtError, first_line
+from gradient_server.db.patience import Patience, is_away
 
 __all__ = ["GroupWriter", "Statistics", "ThreadPool", "run_inline"]
 
@@ -57,10 +60,11 @@ class Statistics:
 class GroupWriter:
     """SQLite's one writer thread."""
 
-    def __init__(self, engine: sa.Engine, bridge: Bridge, statistics: Statistics) -> None:
+    def __init__(self, engine: sa.Engine, bridge: Bridge, statistics: Statistics, patience: Patience) -> None:
         self._engine = engine
         self._bridge = bridge
         self._statistics = statistics
+        self._patience = patience
         self._thread = threading.Thread(target=self._run, name="database-writer", daemon=True)
         self._thread.start()
 
@@ -86,14 +90,20 @@ class GroupWriter:
 
     def _serve_group(self, connection: sa.Connection, first: Request[Any]) -> bool:
         """Runs, commits and answers one group. True if the end of the queue was reached."""
-        if not first.begin():
-            return False
-        group = [first]
+        group: list[Request[Any]] = []
         try:
-            with connection.begin():
+            with self._begin(connection):
+                if not first.begin():
+                    return False
+                group.append(first)
                 stopping = self._run_group(connection, group)
         except Exception as error:
-            logger.exception("a group of transactions could not be committed", transactions=len(group))
+            if not group and first.begin():
+                group.append(first)
+            if is_away(error, connecting=False):
+                logger.error("transactions fail", transactions=len(group), reason=first_line(error))
+            else:
+                logger.exception("a group of transactions could not be committed", transactions=len(group))
             for request in group:
                 failure = CommitFailedError(f"the database could not commit: {first_line(error)}")
                 failure.__cause__ = error
@@ -106,6 +116,19 @@ class GroupWriter:
         self._statistics.commits += 1
         self._bridge.answer(group)
         return stopping
+
+    def _begin(self, connection: sa.Connection) -> sa.RootTransaction:
+        """A transaction, once nobody else has the database locked."""
+        since = time.monotonic()
+        while True:
+            try:
+                transaction = connection.begin()
+            except Exception as error:
+                if not self._patience.wait(error, since, connecting=False):
+                    raise
+            else:
+                self._patience.reached()
+                return transaction
 
     def _run_group(self, connection: sa.Connection, group: list[Request[Any]]) -> bool:
         """Runs the one request of `group`, adds what waits and runs it too."""
@@ -177,11 +200,19 @@ class ThreadPool:
     """Threads with a connection each, made when first needed and again after it broke."""
 
     def __init__(
-        self, engine: sa.Engine, bridge: Bridge, statistics: Statistics, *, threads: int, name: str
+        self,
+        engine: sa.Engine,
+        bridge: Bridge,
+        statistics: Statistics,
+        patience: Patience,
+        *,
+        threads: int,
+        name: str,
     ) -> None:
         self._engine = engine
         self._bridge = bridge
         self._statistics = statistics
+        self._patience = patience
         self._threads = [
             threading.Thread(target=self._run, name=f"database-{name}-{n}", daemon=True)
             for n in range(threads)
@@ -225,7 +256,6 @@ class ThreadPool:
         for request in run:
             if request.result is None:
                 connection = self._serve(connection, request)
-                self._bridge.answer([request])
         return connection
 
     def _serve_together(self, connection: sa.Connection, run: list[Request[Any]]) -> sa.Connection | None:
@@ -252,25 +282,57 @@ class ThreadPool:
         return self._healthy(connection)
 
     def _serve(self, connection: sa.Connection | None, request: Request[Any]) -> sa.Connection | None:
-        """Sets the request's result; returns the connection to go on with, None if it broke."""
-        for attempt in range(1, MAX_TRIES + 1):
-            try:
-                if connection is None:
-                    connection = self._engine.connect()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's answer
-                request.result = outcome.Error(error)
-                return None
-            request.result, undone = self._transact(connection, request.fn)
+        """Answers the request, unless its caller went while the database was away.
+
+        Returns the connection to go on with, None if it broke.
+        """
+        since = time.monotonic()
+        for attempt in itertools.count(1):
+            if connection is None:
+                request.rewind()
+                connected = self._connect(since)
+                if not request.begin():
+                    return connected.value if isinstance(connected, outcome.Value) else None
+                if isinstance(connected, outcome.Error):
+                    return self._answer(request, connected, None)
+                connection = connected.value
+            result, undone = self._transact(connection, request.fn)
             broken = _is_broken(connection)
             connection = self._healthy(connection)
-            again = isinstance(request.result, outcome.Error) and (
-                _is_repeatable(request.result.error) or (broken and undone)
-            )
-            if not again or attempt == MAX_TRIES:
-                break
+            if isinstance(result, outcome.Value) or not undone:
+                return self._answer(request, result, connection)
+            if is_away(result.error, connecting=False):
+                request.rewind()
+                waited = self._patience.wait(result.error, since, connecting=False)
+                if not request.begin():
+                    return connection
+                if waited:
+                    continue
+            if attempt >= MAX_TRIES or not (broken or _is_repeatable(result.error)):
+                return self._answer(request, result, connection)
             self._statistics.retried += 1
             time.sleep(random.uniform(0.5, 1.5) * RETRY_BASE_SECS * 2**attempt)  # noqa: S311 - jitter
+        raise AssertionError("the tries are bounded")
+
+    def _answer(
+        self, request: Request[Any], result: outcome.Maybe[Any], connection: sa.Connection | None
+    ) -> sa.Connection | None:
+        """Tells the caller; returns `connection`."""
+        request.result = result
+        self._bridge.answer([request])
         return connection
+
+    def _connect(self, since: float) -> outcome.Maybe[sa.Connection]:
+        """A connection, once the database is there."""
+        while True:
+            try:
+                connection = self._engine.connect()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's answer
+                if not self._patience.wait(error, since, connecting=True):
+                    return outcome.Error(error)
+            else:
+                self._patience.reached()
+                return outcome.Value(connection)
 
     def _healthy(self, connection: sa.Connection) -> sa.Connection | None:
         """The connection, None after it broke."""
@@ -293,7 +355,11 @@ class ThreadPool:
                 committing = True
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
             self._statistics.failed += 1
-            return outcome.Error(error), not (committing and _is_broken(connection))
+            if committing and _is_broken(connection):
+                doubt = InDoubtError(f"the connection broke in mid-commit: {first_line(error)}")
+                doubt.__cause__ = error
+                return outcome.Error(doubt), False
+            return outcome.Error(error), True
         self._statistics.commits += 1
         _warn_if_slow(fn, started)
         return outcome.Value(value), False

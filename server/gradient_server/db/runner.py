@@ -27,6 +27,7 @@ from gradient_server.db.engine import (
 from gradient_server.db.errors import DatabaseClosedError, DatabaseUnusableError, first_line
 from gradient_server.db.executors import GroupWriter, Statistics, ThreadPool, run_inline
 from gradient_server.db.lock import FileLock
+from gradient_server.db.patience import Patience
 
 __all__ = ["Database", "open_database"]
 
@@ -91,7 +92,14 @@ class Database:
     """One database, SQLite or PostgreSQL. Open it with `open` or `open_database`, inside trio."""
 
     def __init__(
-        self, url: sa.URL, *, writing: _Road, reading: _Road, statistics: Statistics, lock: FileLock | None
+        self,
+        url: sa.URL,
+        *,
+        writing: _Road,
+        reading: _Road,
+        statistics: Statistics,
+        lock: FileLock | None,
+        patience: Patience,
     ) -> None:
         self.url = url
         self.dialect: Dialect = dialect_of(url)
@@ -99,6 +107,7 @@ class Database:
         self._writing = writing
         self._reading = reading
         self._lock = lock
+        self._patience = patience
 
     @classmethod
     async def open(
@@ -126,13 +135,14 @@ class Database:
             )
         else:
             lock = FileLock(file) if file is not None else None
-            statistics = Statistics()
+            statistics, patience = Statistics(), Patience()
             database = cls(
                 parsed,
-                writing=_open_writing(parsed, statistics, writer_threads, queue_limit),
-                reading=_open_reading(parsed, reader_threads, queue_limit),
+                writing=_open_writing(parsed, statistics, patience, writer_threads, queue_limit),
+                reading=_open_reading(parsed, patience, reader_threads, queue_limit),
                 statistics=statistics,
                 lock=lock,
+                patience=patience,
             )
         try:
             await database.run(_probe)
@@ -144,6 +154,7 @@ class Database:
                     f"cannot open {shown_url(parsed)}: {first_line(error)}"
                 ) from error
             raise
+        database._patience.begin()
         return database
 
     async def run(self, fn: Callable[[sa.Connection], T], together: Together | None = None) -> T:
@@ -155,7 +166,8 @@ class Database:
 
         Raises what `fn` raised, its work undone; CommitFailedError if the commit failed. On SQLite the
         transactions of all callers are applied in the order of their calls. A caller that is
-        cancelled before its transaction began leaves nothing; later it waits for the end of it.
+        cancelled before its transaction began leaves nothing; later it waits for the end of it. A
+        database that is away is waited for (`patience`); none of its transactions has begun meanwhile.
         """
         return await self._writing.call(fn, together)
 
@@ -163,8 +175,13 @@ class Database:
         """Runs `fn` on a snapshot that cannot write, beside the writers."""
         return await self._reading.call(fn)
 
+    def end_patience(self) -> None:
+        """From now on a database that is away fails its callers at once."""
+        self._patience.end()
+
     async def aclose(self) -> None:
         """Serves what is queued, then ends the threads. Further calls raise DatabaseClosedError."""
+        self.end_patience()
         with trio.CancelScope(shield=True):
             await self._reading.aclose()
             await self._writing.aclose()
@@ -182,19 +199,23 @@ async def open_database(url: str | sa.URL, *, inline: bool = False) -> AsyncIter
         await database.aclose()
 
 
-def _open_writing(url: sa.URL, statistics: Statistics, threads: int, queue_limit: int) -> _Road:
+def _open_writing(
+    url: sa.URL, statistics: Statistics, patience: Patience, threads: int, queue_limit: int
+) -> _Road:
     engine = make_write_engine(url)
     if dialect_of(url) == "sqlite":
         bridge = Bridge(queue_limit)
-        return _Threads(engine, bridge, GroupWriter(engine, bridge, statistics))
+        return _Threads(engine, bridge, GroupWriter(engine, bridge, statistics, patience))
     bridge = Bridge(queue_limit, alike=True)
-    return _Threads(engine, bridge, ThreadPool(engine, bridge, statistics, threads=threads, name="writer"))
+    pool = ThreadPool(engine, bridge, statistics, patience, threads=threads, name="writer")
+    return _Threads(engine, bridge, pool)
 
 
-def _open_reading(url: sa.URL, threads: int, queue_limit: int) -> _Road:
+def _open_reading(url: sa.URL, patience: Patience, threads: int, queue_limit: int) -> _Road:
     engine = make_read_engine(url)
     bridge = Bridge(queue_limit)
-    return _Threads(engine, bridge, ThreadPool(engine, bridge, Statistics(), threads=threads, name="reader"))
+    pool = ThreadPool(engine, bridge, Statistics(), patience, threads=threads, name="reader")
+    return _Threads(engine, bridge, pool)
 
 
 def _open_inline(url: sa.URL) -> Database:
@@ -207,6 +228,7 @@ def _open_inline(url: sa.URL) -> Database:
         reading=_Inline(connection, read_only=True),
         statistics=Statistics(),
         lock=None,
+        patience=Patience(),
     )
 
 

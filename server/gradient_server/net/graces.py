@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
+from gradient_server.db.errors import database_errors, first_line
+
 __all__ = ["Graces"]
 
 log = structlog.get_logger(__name__)
@@ -71,6 +73,9 @@ class Graces:
         try:
             log.info("a worker did not come back", worker=worker_id, grace_secs=self._grace_secs)
             await self._lose(worker_id)
+        except database_errors() as error:
+            log.error("a loss cannot be stored and comes again", worker=worker_id, reason=first_line(error))
+            self.arm(worker_id)
         finally:
             del self._losing[worker_id]
             done.set()

@@ -19,7 +19,7 @@ from gradient_protocol.messages.common import Error, Message
 from gradient_protocol.messages.shapes import Capabilities
 from gradient_protocol.messages.worker import LogChunk
 
-from gradient_server.db.errors import DatabaseError
+from gradient_server.db.errors import database_errors, first_line
 from gradient_server.db.queries.registry import note_worker_seen
 from gradient_server.net.handlers import IMMEDIATE
 from gradient_server.net.lanes import KeyedLanes
@@ -169,8 +169,8 @@ async def _note_seen(services: Services, worker_id: str) -> None:
     now = services.clock.now()
     try:
         await services.database.run(lambda connection: note_worker_seen(connection, worker_id, now=now))
-    except DatabaseError as error:
-        log.warning("when a worker was last seen is not recorded", reason=str(error))
+    except database_errors() as error:
+        log.warning("when a worker was last seen is not recorded", reason=first_line(error))
 
 
 async def _close(services: Services, session: Session) -> None:

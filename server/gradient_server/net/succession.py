@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from gradient_server.cluster.events import MemberLost
+from gradient_server.db.errors import database_errors, first_line
 from gradient_server.db.queries.claims import open_assignments
 from gradient_server.db.queries.instances import (
     TakeOver,
@@ -55,7 +56,12 @@ class Succession:
     async def beat(self) -> None:
         """One beat; then the dead, if this instance may judge. RuntimeError if it was succeeded itself."""
         services = self._services
-        beaten_at = await services.database.run(partial(_beat, instance_id=services.instance_id))
+        try:
+            beaten_at = await services.database.run(partial(_beat, instance_id=services.instance_id))
+        except database_errors() as error:
+            # Full, or away for longer than it is waited for: whoever reaches it may think us dead.
+            log.error("a beat cannot be stored", reason=first_line(error))
+            return
         if beaten_at is None:
             raise RuntimeError("another instance took over what this one owned; start it again")
         self._punctuality.beat(beaten_at)

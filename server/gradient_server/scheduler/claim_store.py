@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import sqlalchemy as sa
+import structlog
+import trio
 from gradient_protocol.ids import IdSource
 from gradient_protocol.kinds import EvalStep, JobKind
 from gradient_protocol.messages.shapes import Job
 
 from gradient_server.clock import Clock
+from gradient_server.db.errors import InDoubtError, database_errors, first_line
 from gradient_server.db.queries import claims
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import AssignmentClosed, Event, JobQueued
@@ -20,6 +23,10 @@ from gradient_server.graph.settings import GraphSettings
 from gradient_server.scheduler.claims import ClaimRequest
 
 __all__ = ["DatabaseClaimStore", "LoadBuilds", "LoadJob"]
+
+log = structlog.get_logger(__name__)
+
+_AFTER_FAILED_CLAIM_SECS = 1.0
 
 
 class LoadJob(Protocol):
@@ -63,13 +70,26 @@ class DatabaseClaimStore:
         self._load_builds = load_builds
 
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
-        """All in one transaction, the wire's jobs loaded within it."""
+        """All in one transaction, the wire's jobs loaded within it.
+
+        None of them where the database is full or away: they are looked up again, as if another had won.
+        """
         now = self._clock.now()
 
         def work(connection: sa.Connection) -> list[Job | None]:
             return self._claim(connection, requests, now)
 
-        return await self._database.run(work)
+        try:
+            return await self._database.run(work)
+        except InDoubtError as error:
+            log.error("claims are in doubt and taken back", count=len(requests), reason=first_line(error))
+            await self.abandon([request.assignment_id for request in requests])
+            return [None] * len(requests)
+        except database_errors() as error:
+            log.error("jobs cannot be claimed", count=len(requests), reason=first_line(error))
+            # The next ones would fare no better at once.
+            await trio.sleep(_AFTER_FAILED_CLAIM_SECS)
+            return [None] * len(requests)
 
     async def accept(self, assignment_id: str, worker_id: str) -> bool:
         """The worker took the job."""

@@ -9,7 +9,7 @@ import trio
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from gradient_server.db.errors import DatabaseError
+from gradient_server.db.errors import database_errors, first_line
 from gradient_server.db.migrate import current_revision, newest_revision
 from gradient_server.net.services import Services
 from gradient_server.web.state import WebDep
@@ -60,8 +60,8 @@ async def _problem(services: Services) -> str | None:
     with trio.move_on_after(DATABASE_SECS) as scope:
         try:
             revision = await services.database.read(current_revision)
-        except DatabaseError as error:
-            log.error("the database is not reachable", reason=str(error))
+        except database_errors() as error:
+            log.error("the database is not reachable", reason=first_line(error))
             return "the database is not reachable: the server's log says why"
     if scope.cancelled_caught:
         return f"the database did not answer within {DATABASE_SECS:.0f} s"

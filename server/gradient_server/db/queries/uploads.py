@@ -1,5 +1,8 @@
 """Uploads under way: who sends what, until when its partial object is kept, and what a finished one
-of a cluster's member waits with until the verdict (protocol.md, "Transfers", "Build steps")."""
+of a cluster's member waits with until the verdict (protocol.md, "Transfers", "Build steps").
+
+What every upload passes is kept as text, for one comes with almost every build.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,6 @@ from gradient_protocol.kinds import Compression
 
 from gradient_server.db.hot import HotStatement, array_of, execute_text, texts_in
 from gradient_server.db.queries.cached_paths import CachedPath, object_in_use
-from gradient_server.db.queries.upsert import insert_or_ignore
 from gradient_server.db.tables import dispatched_job, upload
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "expired_uploads",
     "extend_lease",
     "find_upload",
+    "finish_and_commit_upload",
     "finish_upload",
     "list_uploads",
     "start_upload",
@@ -34,7 +37,10 @@ _IN = texts_in("assignment", "assignments")
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A row of `upload`. `object` is set once all bytes were verified; `committed`: answered Ok."""
+    """A row of `upload`. `object` is set once all bytes were verified; `committed`: answered Ok.
+
+    `is_new`: `start_upload` has just entered it, so nothing of it can be anywhere.
+    """
 
     request: str
     worker: str
@@ -49,6 +55,7 @@ class Upload:
     file_size: int | None = None
     compression: str | None = None
     references: Sequence[str] | None = None
+    is_new: bool = False
 
     def held(self) -> CachedPath:
         """The path that its object becomes. ValueError for one that is not finished."""
@@ -71,6 +78,15 @@ class Upload:
         )
 
 
+_ENTER = HotStatement(
+    """
+INSERT INTO upload (request, worker, assignment, path, created_at, lease_until, committed)
+VALUES (:request, :worker, :assignment, :path, :now, :lease_until, false)
+ON CONFLICT (request) DO NOTHING RETURNING request
+"""
+)
+
+
 def start_upload(
     connection: sa.Connection,
     *,
@@ -85,16 +101,18 @@ def start_upload(
 
     None if the request id belongs to another worker, assignment or path: it may not be reused.
     """
-    connection.execute(
-        insert_or_ignore(connection, upload).values(
-            request=request,
-            worker=worker,
-            assignment=assignment,
-            path=path,
+    fields = {"request": request, "worker": worker, "assignment": assignment, "path": path}
+    if execute_text(connection, _ENTER, {**fields, "now": now, "lease_until": lease_until}):
+        return Upload(
+            **fields,
             created_at=now,
             lease_until=lease_until,
+            nar_hash=None,
+            nar_size=None,
+            object=None,
+            committed=False,
+            is_new=True,
         )
-    )
     row = upload.c
     mine = (row.request == request) & (row.worker == worker)
     mine &= (row.assignment == assignment) & (row.path == path)
@@ -134,6 +152,22 @@ def finish_upload(
         references=list(references),
     )
     return connection.execute(changed.returning(row.request)).first() is not None
+
+
+_FINISH_AND_COMMIT = HotStatement(
+    """
+UPDATE upload SET nar_hash = :nar_hash, nar_size = :nar_size, object = :object, committed = true
+WHERE request = :request RETURNING request
+"""
+)
+
+
+def finish_and_commit_upload(
+    connection: sa.Connection, request: str, *, nar_hash: str, nar_size: int, object_name: str
+) -> bool:
+    """`finish_upload` and `commit_upload` of one that waits for no verdict. False if there is none."""
+    fields = {"request": request, "nar_hash": nar_hash, "nar_size": nar_size, "object": object_name}
+    return bool(execute_text(connection, _FINISH_AND_COMMIT, fields))
 
 
 def commit_upload(connection: sa.Connection, request: str) -> bool:
