@@ -10,6 +10,7 @@ from rich.text import Text
 
 __all__ = [
     "console",
+    "live_text",
     "print_decision",
     "print_evaluation",
     "print_job",
@@ -35,6 +36,12 @@ def print_json(content: Json) -> None:
 
 def _line(text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
+
+
+def live_text(job: Json) -> str:
+    """How far a running job is: `Prefetch 3 of 12`; empty while nothing is known."""
+    counted = f"{job['done']} of {job['total']}" if job.get("total") is not None else ""
+    return f"{job.get('stage') or ''} {counted}".strip()
 
 
 def _time(seconds: float | None) -> str:
@@ -136,7 +143,7 @@ def print_status(status: Json) -> None:
     print_workers(status["workers"])
     for worker in status["workers"]:
         for job in worker["jobs"]:
-            _line(f"{worker['name']}: {job['name']} {job.get('stage') or ''}".rstrip())
+            _line(f"{worker['name']}: {job['name']} {live_text(job)}".rstrip())
     for cluster in status["clusters"]:
         _line(f"cluster {cluster['name']} ({cluster['cluster']}) {cluster['status']}: {cluster['summary']}")
 
@@ -146,6 +153,7 @@ def print_job(job: Json) -> None:
     _line(
         f"{job['name']} ({job['job']}) is {job['status']}"
         + (f" on {job['worker']}" if job.get("worker") else "")
+        + (f", {live_text(job)}" if live_text(job) else "")
     )
     for attempt in job["attempts"]:
         error = f": {attempt['error']}" if attempt.get("error") else ""

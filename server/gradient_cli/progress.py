@@ -1,5 +1,6 @@
 """Progress of an evaluation that a person likes to watch, and plain lines where nobody does."""
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -11,11 +12,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from gradient_cli.output import live_text
+
 __all__ = ["LiveProgress", "PlainProgress", "Progress", "SilentProgress", "State", "progress_for"]
 
 Json = dict[str, Any]
 FINAL = frozenset({"Completed", "Failed", "Aborted"})
 ENDED = frozenset({"Completed", "Failed", "Aborted", "DependencyFailed"})
+LIVE = ("stage", "done", "total")
+# An evaluation may take minutes: its progress is a line in a file this often.
+EVALUATING_EVERY_SECS = 10.0
 SHOWN_RUNNING = 12
 SHOWN_LINE = 100
 
@@ -29,6 +35,7 @@ class State:
     builds: dict[str, Json] = field(default_factory=dict)
     notes: list[Json] = field(default_factory=list)
     last_log: Json | None = None
+    evaluating: Json | None = None
 
     def apply(self, name: str, data: Json) -> None:
         """Takes in one event; names it does not know are left alone."""
@@ -36,18 +43,23 @@ class State:
             self.status, self.error = data["status"], data.get("error")
             self.builds = {build["id"]: build for build in data["builds"]}
             self.notes = list(data["notes"])
+            self.evaluating = data.get("evaluating")
         elif name == "build":
-            stage = None if data["status"] != "Assigned" else self.builds.get(data["id"], {}).get("stage")
-            self.builds[data["id"]] = {**data, "stage": stage}
+            before = self.builds.get(data["id"], {}) if data["status"] == "Assigned" else {}
+            self.builds[data["id"]] = {**data, **{name: before.get(name) for name in LIVE}}
         elif name == "stage":
             if data["id"] in self.builds:
-                self.builds[data["id"]] |= {"worker": data["worker"], "stage": data["stage"]}
+                self.builds[data["id"]] |= {name: data.get(name) for name in ("worker", *LIVE)}
+        elif name == "evaluating":
+            self.evaluating = data
         elif name == "note":
             self.notes.append(data)
         elif name == "log":
             self.last_log = data
         elif name == "evaluation":
             self.status, self.error = data["status"], data.get("error")
+            if self.status != "Assigned":
+                self.evaluating = None
 
     @property
     def is_final(self) -> bool:
@@ -109,6 +121,7 @@ class PlainProgress(SilentProgress):
         self._began = time.monotonic()
         self._unfinished: set[str] = set()
         self._there_already = 0
+        self._evaluating_told = -math.inf
 
     def show(self, name: str, data: Json, state: State) -> None:
         """Prints what a reader of a log file wants to know later: not each build that others had done."""
@@ -121,9 +134,16 @@ class PlainProgress(SilentProgress):
             return
         elif name == "evaluation" and data["status"] in FINAL and self._there_already:
             self._print(f"{self._there_already} of {len(state.builds)} builds were there already")
-        line = _plain_line(name, data, state)
+        line = self._evaluating(data) if name == "evaluating" else _plain_line(name, data, state)
         if line is not None:
             self._print(line)
+
+    def _evaluating(self, data: Json) -> str | None:
+        now = time.monotonic()
+        if data.get("total") is None or now - self._evaluating_told < EVALUATING_EVERY_SECS:
+            return None
+        self._evaluating_told = now
+        return f"evaluation on {data['worker']}: {live_text(data)}"
 
     def _print(self, line: str) -> None:
         since = time.monotonic() - self._began
@@ -175,11 +195,9 @@ class LiveProgress:
         for build in sorted(running, key=lambda build: (build.get("worker") or "", build["name"]))[
             :SHOWN_RUNNING
         ]:
-            table.add_row(
-                Text(build.get("worker") or "", style="cyan"),
-                Text(build["name"]),
-                Text(build.get("stage") or "", style="dim"),
-            )
+            table.add_row(*_cells(build, build["name"]))
+        if state.evaluating is not None:
+            table.add_row(*_cells(state.evaluating, "evaluation"))
         rows: list[Text | Table] = [
             Text(
                 f"{time.monotonic() - self._began:6.1f}s  {state.status.lower()}: {state.summary()}",
@@ -193,6 +211,14 @@ class LiveProgress:
             line = f"{state.last_log['name']}> {state.last_log['line']}"
             rows.append(Text(line[:SHOWN_LINE], style="dim", no_wrap=True))
         return Group(*rows)
+
+
+def _cells(job: Json, name: str) -> tuple[Text, Text, Text]:
+    return (
+        Text(job.get("worker") or "", style="cyan"),
+        Text(name),
+        Text(live_text(job), style="dim"),
+    )
 
 
 def progress_for(*, as_json: bool) -> Progress:

@@ -15,7 +15,7 @@ from gradient_protocol.limits import BULK_WINDOW, MAX_CHUNK_DATA
 from gradient_protocol.messages import worker as w
 from gradient_protocol.messages.common import Draining, Error, Message, NarAbort
 from gradient_protocol.messages.server import HeartbeatAck
-from gradient_protocol.messages.shapes import Stage
+from gradient_protocol.messages.shapes import EvalStageUpdate, Stage
 
 from gradient_server.domain.events import NoteAdded
 from gradient_server.domain.job import split_job_key
@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 # What waits for the database in one session. A worker asks a handful at a time for each of its jobs.
 MAX_WAITING: Final = 4000
+_UPLOADS: Final = ("uploads",)
 # The acknowledgement of a chunk may still be on its way when the next one arrives.
 _MAX_WAITING_BYTES: Final = BULK_WINDOW + MAX_CHUNK_DATA
 
@@ -80,8 +81,14 @@ def job_update(services: Services, session: Session, message: w.JobUpdate) -> No
         report(services, session, message)
         return
     held = session.held(message.assignment_id)
-    if held is not None and isinstance(message.update, Stage):
+    if held is None:
+        return
+    if isinstance(message.update, Stage):
+        held.progress = None
         services.scheduler.stage(message.assignment_id, message.update.stage)
+    elif isinstance(message.update, EvalStageUpdate):
+        held.progress = None
+        held.eval_stage = message.update.stage
 
 
 def report(services: Services, session: Session, message: Any) -> None:  # noqa: ANN401 - any numbered one
@@ -98,7 +105,7 @@ def ordered(_services: Services, session: Session, message: WorkItem) -> None:
 
 
 def progress(_services: Services, session: Session, message: w.BuildProgress | w.EvalProgress) -> None:
-    """For people who watch; kept with the live assignment alone."""
+    """For people who watch (web/live.py); kept with the live assignment alone."""
     held = session.held(message.assignment_id)
     if held is not None:
         held.progress = (message.done, message.total)
@@ -117,6 +124,12 @@ def eval_message(services: Services, session: Session, message: w.EvalMessage) -
 def log_chunk(_services: Services, session: Session, message: w.LogChunk) -> None:
     """Bytes of a log, at most 4 MiB of which are not acknowledged."""
     _bulk(session, ("log", message.assignment_id), message, len(message.data))
+
+
+def upload_asked(_services: Services, session: Session, message: w.UploadRequest | w.UploadCancel) -> None:
+    """A lane of their own: those that wait share a transaction, and no report waits for them."""
+    if session.lanes.put(_UPLOADS, message, 1) > MAX_WAITING:
+        raise ProtocolError(413, f"more than {MAX_WAITING} uploads wait for their answer")
 
 
 def upload_chunk(services: Services, session: Session, message: w.UploadChunk) -> None:
@@ -178,8 +191,8 @@ IMMEDIATE: Final[dict[type[Message], Callable[[Services, Session, Any], None]]] 
     w.ReauthRequest: ordered,
     w.AuthResponse: ordered,
     w.CacheQuery: ordered,
-    w.UploadRequest: ordered,
-    w.UploadCancel: ordered,
+    w.UploadRequest: upload_asked,
+    w.UploadCancel: upload_asked,
     w.QueryKnownDerivations: ordered,
     w.ImportRequest: ordered,
     Draining: draining,

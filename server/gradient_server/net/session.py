@@ -8,7 +8,7 @@ import structlog
 import trio
 from gradient_protocol.connection import Connection
 from gradient_protocol.errors import ProtocolError, SessionClosed
-from gradient_protocol.kinds import JobKind
+from gradient_protocol.kinds import EvalStage, JobKind
 from gradient_protocol.limits import MAX_UNACKNOWLEDGED_REPORTS
 from gradient_protocol.messages.common import Message
 from gradient_protocol.messages.server import AssignJob
@@ -62,6 +62,8 @@ class HeldAssignment:
     log_bytes: int = 0
     log_broken: bool = False
     unacknowledged: int = 0
+    # For people who watch: an evaluation's stage, and done and total of what the present stage counts.
+    eval_stage: EvalStage | None = None
     progress: tuple[int, int] | None = None
 
     @property

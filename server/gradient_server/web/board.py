@@ -18,6 +18,7 @@ from gradient_server.scheduler.decisions import Considered, Decision
 from gradient_server.scoring.policy import CatalogueEntry, rule_catalogue
 from gradient_server.web.auth import Overseer
 from gradient_server.web.cluster_status import ClusterStanding, cluster_standings
+from gradient_server.web.live import Live
 from gradient_server.web.pool import WorkerAnswer, list_pool
 from gradient_server.web.state import WebDep
 
@@ -166,7 +167,12 @@ def _workers(workers: list[WorkerAnswer]) -> str:
 
 def _running(workers: list[WorkerAnswer]) -> str:
     rows = [
-        [_text(job.name), _text(job.job), _text(worker.name), _text(job.stage)]
+        [
+            _text(job.name),
+            _text(job.job),
+            _text(worker.name),
+            _text(str(Live(job.stage, job.done, job.total))),
+        ]
         for worker in workers
         for job in worker.jobs
     ]

@@ -12,7 +12,7 @@ from gradient_server.graph.cluster_views import ClusterSummary, MemberView, usua
 from gradient_server.net.services import Services
 from gradient_server.scheduler.model import Assignment
 from gradient_server.web.auth import Access
-from gradient_server.web.evaluation_views import stage_of
+from gradient_server.web.live import live_of_job
 
 __all__ = ["FINAL", "ClusterWhyAnswer", "cluster_why", "with_expected_start"]
 
@@ -215,7 +215,7 @@ def _member(services: Services, member: MemberView, standing: MemberStanding | N
         lacking=lacking,
         worker=None if standing is None else standing.worker,
         seat=None if standing is None else standing.seat,
-        stage=stage_of(services.scheduler, member.job),
+        stage=live_of_job(services, member.job).stage,
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluations as JSON: the graph's views with the stages that only the scheduler knows."""
+"""Evaluations as JSON: the graph's views, and how far their running jobs are."""
 
 from functools import partial
 from typing import Any, Final
@@ -7,10 +7,11 @@ import msgspec
 import trio
 from pydantic import BaseModel
 
-from gradient_server.domain.job import build_key
+from gradient_server.domain.job import build_key, eval_key
 from gradient_server.domain.status import BuildStatus
 from gradient_server.graph.views import BuildView, EvaluationSummary, EvaluationView
-from gradient_server.scheduler.scheduler import Scheduler
+from gradient_server.net.services import Services
+from gradient_server.web.live import Live, live_of_assignment, live_of_job
 
 __all__ = [
     "BuildEntry",
@@ -19,7 +20,6 @@ __all__ = [
     "EvaluationSnapshot",
     "evaluation_json",
     "list_entry",
-    "stage_of",
 ]
 
 # Builds that are encoded on the event loop, in about 1 ms.
@@ -43,7 +43,10 @@ class EvaluationEntry(BaseModel):
 
 
 class BuildEntry(BaseModel):
-    """A build that the evaluation wants. `worker` is the name of the host that has it, or had it last."""
+    """A build that the evaluation wants. `worker` is the name of the host that has it, or had it last.
+
+    `done` of `total` inputs are fetched (stage Prefetch) or outputs uploaded (Upload); null while unknown.
+    """
 
     id: str
     name: str
@@ -53,6 +56,8 @@ class BuildEntry(BaseModel):
     finished_at: float | None
     worker: str | None
     stage: str | None
+    done: int | None
+    total: int | None
     error: str | None
     attempts: int
     substituted: bool
@@ -77,8 +82,22 @@ class OutputEntry(BaseModel):
     contains_store_dir: bool
 
 
+class Evaluating(BaseModel):
+    """The evaluation's own job: who has it, and how many of the `total` builds found are `done`."""
+
+    worker: str
+    stage: str | None
+    done: int | None
+    total: int | None
+
+
 class EvaluationSnapshot(EvaluationEntry):
-    """An evaluation with its builds, at most 20,000 (`truncated` where there are more), and its notes."""
+    """An evaluation with its builds, at most 20,000 (`truncated` where there are more), and its notes.
+
+    `evaluating` is null where no worker has it (any more).
+    """
+
+    evaluating: Evaluating | None
 
     builds: list[BuildEntry]
     notes: list[NoteEntry]
@@ -96,31 +115,26 @@ def list_entry(summary: EvaluationSummary) -> EvaluationEntry:
     return EvaluationEntry(**_entry(summary))
 
 
-async def evaluation_json(view: EvaluationView, scheduler: Scheduler, *, outputs: bool) -> bytes:
+async def evaluation_json(view: EvaluationView, services: Services, *, outputs: bool) -> bytes:
     """An EvaluationAnswer, or, without outputs, an EvaluationSnapshot.
 
     Of many builds in a thread: 20,000 of them take longer than anybody may wait for the event loop.
     """
     if len(view.builds) <= MAX_ENCODED_AT_ONCE:
-        return _encode(view, scheduler, outputs=outputs)
-    return await trio.to_thread.run_sync(partial(_encode, view, scheduler, outputs=outputs))
-
-
-def stage_of(scheduler: Scheduler, job_key: str) -> str | None:
-    """The stage of a running job, None before its first."""
-    assignment = scheduler.pool.by_job.get(job_key)
-    return None if assignment is None or assignment.stage is None else str(assignment.stage)
+        return _encode(view, services, outputs=outputs)
+    return await trio.to_thread.run_sync(partial(_encode, view, services, outputs=outputs))
 
 
 def _entry(summary: EvaluationSummary) -> dict[str, Any]:
     return {name: getattr(summary, name) for name in EvaluationEntry.model_fields}
 
 
-def _encode(view: EvaluationView, scheduler: Scheduler, *, outputs: bool) -> bytes:
+def _encode(view: EvaluationView, services: Services, *, outputs: bool) -> bytes:
     # Plain values, for the models of so many would take ten times as long as all the rest.
     answer: dict[str, Any] = {
         **_entry(view.summary),
-        "builds": [_build(one, scheduler) for one in view.builds],
+        "evaluating": _evaluating(view.summary.id, services),
+        "builds": [_build(one, services) for one in view.builds],
         "notes": view.notes,
         "truncated": view.truncated,
     }
@@ -133,7 +147,16 @@ def _encode(view: EvaluationView, scheduler: Scheduler, *, outputs: bool) -> byt
     return msgspec.json.encode(answer)
 
 
-def _build(one: BuildView, scheduler: Scheduler) -> dict[str, Any]:
+def _evaluating(evaluation: str, services: Services) -> dict[str, Any] | None:
+    assignment = services.scheduler.pool.by_job.get(eval_key(evaluation))
+    if assignment is None:
+        return None
+    live = live_of_assignment(services, assignment)
+    return {"worker": assignment.worker_name, "stage": live.stage, "done": live.done, "total": live.total}
+
+
+def _build(one: BuildView, services: Services) -> dict[str, Any]:
+    live = live_of_job(services, build_key(one.id)) if one.status == BuildStatus.ASSIGNED else Live()
     return {
         "id": one.id,
         "name": one.name,
@@ -142,7 +165,9 @@ def _build(one: BuildView, scheduler: Scheduler) -> dict[str, Any]:
         "created_at": one.created_at,
         "finished_at": one.finished_at,
         "worker": one.worker,
-        "stage": stage_of(scheduler, build_key(one.id)) if one.status == BuildStatus.ASSIGNED else None,
+        "stage": live.stage,
+        "done": live.done,
+        "total": live.total,
         "error": one.error,
         "attempts": one.attempts,
         "substituted": one.substituted,

@@ -157,7 +157,7 @@ async def get_evaluations(
 async def get_evaluation(evaluation: str, web: WebDep, access: Reader) -> Response:
     """One evaluation by its id, or by the beginning of it."""
     view = await web.services.database.read(lambda connection: visible_view(connection, evaluation, access))
-    content = await evaluation_json(view, web.services.scheduler, outputs=True)
+    content = await evaluation_json(view, web.services, outputs=True)
     return Response(content, media_type="application/json")
 
 
@@ -180,7 +180,7 @@ async def post_abort(evaluation: str, web: WebDep, access: Writer) -> AbortedEva
     responses={
         200: {
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "server-sent events: snapshot, build, stage, note, log, evaluation",
+            "description": "server-sent events: snapshot, build, stage, evaluating, note, log, evaluation",
         },
         503: {"model": ErrorAnswer},
     },

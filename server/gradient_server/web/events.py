@@ -1,7 +1,8 @@
 """What happens to one evaluation, as server-sent events (`gradient build` shows it).
 
-First a `snapshot`, then what changes: `build`, `stage`, `note`, `log`; at last `evaluation` with a
-final status, and the end. A reader that lags behind gets a fresh `snapshot` for what it has missed.
+First a `snapshot`, then what changes: `build`, `stage`, `evaluating`, `note`, `log`; at last
+`evaluation` with a final status, and the end. A reader that lags behind gets a fresh `snapshot` for
+what it has missed.
 Logs and stages are looked at a few times a second, and only where somebody watches.
 """
 
@@ -16,13 +17,15 @@ import trio
 
 from gradient_server.db.tables import evaluation
 from gradient_server.domain.events import BuildChanged, EvaluationChanged, LogGrew, NoteAdded
-from gradient_server.domain.job import build_key
+from gradient_server.domain.job import build_key, eval_key
 from gradient_server.domain.status import BuildStatus, EvaluationStatus
 from gradient_server.graph.views import EvaluationView, evaluation_view
 from gradient_server.net.services import Services
+from gradient_server.scheduler.model import Assignment
 from gradient_server.storage.durable import StorageError
 from gradient_server.web.evaluation_views import evaluation_json
 from gradient_server.web.hub import Hub, Watcher, WatchEvent
+from gradient_server.web.live import Live, live_of_assignment
 from gradient_server.web.log_lines import last_line
 from gradient_server.web.running import Running
 
@@ -96,9 +99,19 @@ class _Stream:
             self._watcher.note_job(key, build.name, ended=BuildStatus(build.status).is_final)
             self._running.attrs[key] = build.attr
             if build.status == BuildStatus.ASSIGNED:
-                self._running.told(key, self._services.scheduler.pool.by_job.get(key))
-        answer = await evaluation_json(view, self._services.scheduler, outputs=False)
+                self._told(key)
+        self._told(eval_key(self._watcher.evaluation))
+        answer = await evaluation_json(view, self._services, outputs=False)
         return b"event: snapshot\ndata: %s\n\n" % answer
+
+    def _told(self, job_key: str) -> None:
+        """The snapshot says how far the job is."""
+        assignment = self._services.scheduler.pool.by_job.get(job_key)
+        if assignment is not None:
+            self._running.told(job_key, assignment, self._live(assignment))
+
+    def _live(self, assignment: Assignment) -> Live:
+        return live_of_assignment(self._services, assignment)
 
     async def _changes(self) -> AsyncGenerator[bytes, None]:
         """Events until the last, or until a fresh snapshot is needed."""
@@ -114,7 +127,7 @@ class _Stream:
             # Not at every event, for there may be thousands a second.
             if clock.monotonic() - looked_at >= LOOK_EVERY_SECS and not self._is_final:
                 looked_at = clock.monotonic()
-                looked = self._running.look(watcher.jobs, self._services.scheduler.pool.by_job)
+                looked = self._running.look(watcher.jobs, self._services.scheduler.pool.by_job, self._live)
                 told += [sse(name, data) for name, data in looked]
                 told += await self._new_lines()
             if told:

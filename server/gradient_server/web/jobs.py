@@ -16,8 +16,8 @@ from gradient_server.graph.job_views import JobView, find_jobs, job_view
 from gradient_server.web.auth import Access, Reader, Writer
 from gradient_server.web.cluster_status import why_of_cluster
 from gradient_server.web.errors import ApiError
-from gradient_server.web.evaluation_views import stage_of
 from gradient_server.web.job_log import log_stream
+from gradient_server.web.live import live_of_job
 from gradient_server.web.state import WebDep
 from gradient_server.web.stream import StreamedResponse
 from gradient_server.web.why import WhyAnswer, why_answer
@@ -52,7 +52,10 @@ class JobOutputAnswer(BaseModel):
 
 
 class JobAnswer(BaseModel):
-    """A job. `worker` has it, or had it last; attempts with the newest first; `evaluations` want it."""
+    """A job. `worker` has it, or had it last; attempts with the newest first; `evaluations` want it.
+
+    `done` of `total` is what its present `stage` counts; null where it counts nothing.
+    """
 
     job: str
     kind: str
@@ -70,6 +73,8 @@ class JobAnswer(BaseModel):
     waits_for: list[str]
     worker: str | None
     stage: str | None
+    done: int | None
+    total: int | None
     attempts: list[AttemptAnswer]
     outputs: list[JobOutputAnswer]
 
@@ -102,10 +107,13 @@ async def get_job(job: str, web: WebDep, access: Reader) -> JobAnswer:
         for one in view.attempts
     ]
     shared = {name: getattr(view, name) for name in JobAnswer.model_fields if name in JobView.__slots__}
+    live = live_of_job(web.services, view.job)
     shared |= {
         "kind": str(view.kind),
         "worker": attempts[0].worker if attempts else None,
-        "stage": stage_of(web.services.scheduler, view.job),
+        "stage": live.stage,
+        "done": live.done,
+        "total": live.total,
         "attempts": attempts,
         "outputs": [
             JobOutputAnswer(name=one.name, path=one.path, nar_size=one.nar_size) for one in view.outputs

@@ -6,8 +6,9 @@ from pydantic import BaseModel
 
 from gradient_server.db.queries.registry import SERVER_PEER, WorkerRow, list_projects, list_workers
 from gradient_server.net.services import Services
-from gradient_server.scheduler.snapshot import WorkerSnapshot
+from gradient_server.scheduler.snapshot import AssignmentSnapshot, WorkerSnapshot
 from gradient_server.web.auth import Access
+from gradient_server.web.live import live_of_job
 
 __all__ = ["SlotsAnswer", "WorkerAnswer", "WorkerJob", "list_pool"]
 
@@ -20,12 +21,14 @@ class SlotsAnswer(BaseModel):
 
 
 class WorkerJob(BaseModel):
-    """A job that the worker has. `stage` is a build's, None before its first."""
+    """A job that the worker has. `done` of `total` is what its present stage counts; null while unknown."""
 
     job: str
     name: str
     kind: str
     stage: str | None
+    done: int | None
+    total: int | None
 
 
 class WorkerAnswer(BaseModel):
@@ -107,13 +110,16 @@ def _live(services: Services, live: WorkerSnapshot, access: Access) -> dict[str,
         "ram_total_mb": _whole(live.ram_total_mb),
         "ram_free_mb": _whole(live.ram_free_mb),
         "slots": {kind: SlotsAnswer(used=one.open, max=one.maximum) for kind, one in live.slots.items()},
-        "jobs": [
-            WorkerJob(job=one.job_id, name=one.name, kind=one.kind, stage=one.stage)
-            for one in live.assignments
-            if _sees_job(services, one.job_id, access)
-        ],
+        "jobs": [_job(services, one) for one in live.assignments if _sees_job(services, one.job_id, access)],
         "last_seen_at": now - silent_secs,
     }
+
+
+def _job(services: Services, one: AssignmentSnapshot) -> WorkerJob:
+    live = live_of_job(services, one.job_id)
+    return WorkerJob(
+        job=one.job_id, name=one.name, kind=one.kind, stage=live.stage, done=live.done, total=live.total
+    )
 
 
 def _sees_job(services: Services, job_id: str, access: Access) -> bool:

@@ -4,6 +4,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import trio
+from gradient_protocol.kinds import EvalStage, JobKind, JobStage
+from gradient_protocol.messages import worker as w
+from gradient_protocol.messages.shapes import EvalResult, EvalStageUpdate, Stage
+from gradient_server.db.queries.registry import SERVER_PEER
 from gradient_server.db.tables import evaluation as evaluation_table
 from gradient_server.domain.events import BuildChanged, EvaluationChanged, LogGrew, NoteAdded
 from gradient_server.domain.status import BuildStatus, EvaluationStatus
@@ -11,7 +15,9 @@ from gradient_server.web import events
 from gradient_server.web.evaluation_views import EvaluationSnapshot
 from gradient_server.web.hub import MAX_QUEUED
 
+from tests.fakes.worker import connected_worker
 from tests.fixtures.graph import make_build, make_evaluation, want
+from tests.integration.net.test_road_of_a_job import derivation
 from tests.integration.web.conftest import Json, Site
 
 # The client's own generators, where a reader leaves before the end.
@@ -88,6 +94,58 @@ async def test_a_snapshot_then_what_happens_then_the_end(site: Site) -> None:
         await complete(site, evaluation)
         assert await rest(stream) == [("evaluation", {"status": "Completed", "error": None})]
     await until_nobody_watches(site)
+
+
+async def next_named(stream: Events, wanted: str) -> Json:
+    """The next event of this name."""
+    with trio.fail_after(10):
+        while True:
+            name, data = await anext(stream)
+            if name == wanted:
+                return data
+
+
+async def test_progress_that_a_worker_tells_is_seen_wherever_its_jobs_are_shown(site: Site) -> None:
+    evaluation = await site.pool.submit()
+    registered = await site.pool.register("anvil")
+    known = {"worker_id": registered.worker_id, "tokens": {SERVER_PEER: registered.token}}
+    async with (
+        connected_worker(await site.pool.stream(), **known) as worker,
+        site.events(evaluation) as stream,
+    ):
+        job = await worker.accept(JobKind.EVAL)
+        eval_id = job.assignment_id
+        walking = EvalStageUpdate(stage=EvalStage.EVALUATING_DERIVATIONS)
+        worker.send(w.JobUpdate(assignment_id=eval_id, update=walking))
+        worker.send(w.EvalProgress(assignment_id=eval_id, done=1, total=2))
+        told = {"worker": "anvil", "stage": "EvaluatingDerivations", "done": 1, "total": 2}
+        while await next_named(stream, "evaluating") != told:
+            pass
+        shown = (await site.reader.get(f"/evaluations/{evaluation}")).json()
+        assert shown["evaluating"] == told
+        only = derivation("only-1", attr="only")
+        worker.report(eval_id, 1, EvalResult(derivations=[only], clusters=[], warnings=[], errors=[]))
+        worker.complete(eval_id, 2)
+
+        build = await worker.accept(JobKind.BUILD)
+        build_id = build.assignment_id
+        worker.send(w.JobUpdate(assignment_id=build_id, update=Stage(stage=JobStage.PREFETCH)))
+        worker.send(w.BuildProgress(assignment_id=build_id, done=3, total=12))
+        while (stage := await next_named(stream, "stage"))["total"] is None:
+            pass
+        assert (stage["stage"], stage["done"], stage["total"]) == ("Prefetch", 3, 12)
+        job_key = f"build:{stage['id']}"
+        (status,) = (await site.reader.get("/status")).json()["workers"]
+        assert status["jobs"] == [
+            {"job": job_key, "name": "only-1", "kind": "Build", "stage": "Prefetch", "done": 3, "total": 12}
+        ]
+        assert "Prefetch 3 of 12" in (await site.reader.get(f"{site.url}/board")).text
+        # What the next stage counts is not known yet.
+        worker.send(w.JobUpdate(assignment_id=build_id, update=Stage(stage=JobStage.BUILD)))
+        stage = await next_named(stream, "stage")
+        assert (stage["stage"], stage["done"], stage["total"]) == ("Build", None, None)
+        shown = (await site.reader.get(f"/jobs/{job_key}")).json()
+        assert (shown["stage"], shown["done"]) == ("Build", None)
 
 
 async def test_one_that_has_ended_says_so_and_ends(site: Site) -> None:

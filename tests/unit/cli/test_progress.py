@@ -1,6 +1,9 @@
 import io
+import re
 
-from gradient_cli.progress import PlainProgress, State
+import pytest
+from gradient_cli.output import live_text
+from gradient_cli.progress import LiveProgress, PlainProgress, State
 from rich.console import Console
 
 
@@ -36,10 +39,49 @@ def test_counts_follow_the_events() -> None:
 def test_a_stage_belongs_to_its_assignment_alone() -> None:
     state = State()
     state.apply("snapshot", snapshot(a="Assigned"))
-    state.apply("stage", {"id": "a", "name": "a", "worker": "w1", "stage": "Build"})
-    assert state.builds["a"]["stage"] == "Build"
+    stage = {"id": "a", "name": "a", "worker": "w1", "stage": "Prefetch", "done": 3, "total": 12}
+    state.apply("stage", stage)
+    assert live_text(state.builds["a"]) == "Prefetch 3 of 12"
     state.apply("build", {"id": "a", "name": "a", "status": "Queued", "worker": None})
-    assert state.builds["a"]["stage"] is None
+    assert live_text(state.builds["a"]) == ""
+
+
+def evaluating(done: int) -> dict:
+    return {"worker": "anvil", "stage": "EvaluatingDerivations", "done": done, "total": 9000}
+
+
+def test_the_table_shows_how_far_the_evaluation_and_its_builds_are() -> None:
+    written, state = io.StringIO(), State()
+    with LiveProgress(Console(file=written, width=100, force_terminal=True)) as progress:
+        for name, data in (
+            ("snapshot", snapshot(a="Assigned") | {"status": "Assigned", "evaluating": evaluating(100)}),
+            ("evaluating", evaluating(250)),
+            ("stage", {"id": "a", "name": "a", "worker": "w1", "stage": "Upload", "done": 1, "total": 2}),
+        ):
+            state.apply(name, data)
+            progress.show(name, data, state)
+    assert "evaluation  EvaluatingDerivations 250 of 9000" in without_escapes(written.getvalue())
+    assert "Upload 1 of 2" in without_escapes(written.getvalue())
+    state.apply("evaluation", {"status": "Building", "error": None})
+    assert state.evaluating is None
+
+
+def without_escapes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def test_plain_lines_tell_of_a_long_evaluation_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("gradient_cli.progress.time.monotonic", lambda: now)
+    written, state = io.StringIO(), State()
+    progress = PlainProgress(Console(file=written, width=80))
+    for done in range(0, 5000, 100):
+        progress.show("evaluating", evaluating(done), state)
+        now += 1
+    lines = [line.split("s  ", 1)[1] for line in written.getvalue().splitlines()]
+    assert lines == [
+        f"evaluation on anvil: EvaluatingDerivations {done} of 9000" for done in range(0, 5000, 1000)
+    ]
 
 
 def test_a_fresh_snapshot_replaces_what_was_known() -> None:
