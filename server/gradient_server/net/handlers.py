@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 # What waits for the database in one session. A worker asks a handful at a time for each of its jobs.
 MAX_WAITING: Final = 4000
+_UPLOADS: Final = ("uploads",)
 # The acknowledgement of a chunk may still be on its way when the next one arrives.
 _MAX_WAITING_BYTES: Final = BULK_WINDOW + MAX_CHUNK_DATA
 
@@ -125,6 +126,12 @@ def log_chunk(_services: Services, session: Session, message: w.LogChunk) -> Non
     _bulk(session, ("log", message.assignment_id), message, len(message.data))
 
 
+def upload_asked(_services: Services, session: Session, message: w.UploadRequest | w.UploadCancel) -> None:
+    """A lane of their own: those that wait share a transaction, and no report waits for them."""
+    if session.lanes.put(_UPLOADS, message, 1) > MAX_WAITING:
+        raise ProtocolError(413, f"more than {MAX_WAITING} uploads wait for their answer")
+
+
 def upload_chunk(services: Services, session: Session, message: w.UploadChunk) -> None:
     """Bytes of an upload that was granted."""
     if services.uploads.takes(session, message.request_id):
@@ -184,8 +191,8 @@ IMMEDIATE: Final[dict[type[Message], Callable[[Services, Session, Any], None]]] 
     w.ReauthRequest: ordered,
     w.AuthResponse: ordered,
     w.CacheQuery: ordered,
-    w.UploadRequest: ordered,
-    w.UploadCancel: ordered,
+    w.UploadRequest: upload_asked,
+    w.UploadCancel: upload_asked,
     w.QueryKnownDerivations: ordered,
     w.ImportRequest: ordered,
     Draining: draining,

@@ -1,4 +1,5 @@
-"""Work that is ordered within a key and independent between keys: logs and uploads of one session.
+"""Work that is ordered within a key and independent between keys: logs and uploads of one session,
+and, under one key, what it asks and says of uploads.
 
 A task lives only while its key has work, so that an idle session costs none and a job without a log
 starts none. Nothing here decides what the work is.
@@ -18,11 +19,11 @@ AT_ONCE: Final = 4
 
 
 class _Lane(Generic[Item]):
-    __slots__ = ("bytes_waiting", "idle", "items")
+    __slots__ = ("idle", "items", "size_waiting")
 
     def __init__(self) -> None:
         self.items: deque[tuple[Item, int]] = deque()
-        self.bytes_waiting = 0
+        self.size_waiting = 0
         self.idle = trio.Event()
 
 
@@ -41,8 +42,8 @@ class KeyedLanes(Generic[Item]):
         self._handle = handle
         self._lanes: dict[Hashable, _Lane[Item]] = {}
 
-    def put(self, key: Hashable, item: Item, size_bytes: int) -> int:
-        """Queue an item; returns the bytes of this key that wait or are being worked on.
+    def put(self, key: Hashable, item: Item, size: int) -> int:
+        """Queue an item; returns the sizes (bytes, or 1 each) of what waits or is worked on by this key.
 
         The caller holds the sum to the protocol's window, for nothing here blocks.
         """
@@ -50,9 +51,9 @@ class KeyedLanes(Generic[Item]):
         if lane is None:
             lane = self._lanes[key] = _Lane()
             self._nursery.start_soon(self._drain, key, lane)
-        lane.items.append((item, size_bytes))
-        lane.bytes_waiting += size_bytes
-        return lane.bytes_waiting
+        lane.items.append((item, size))
+        lane.size_waiting += size
+        return lane.size_waiting
 
     async def wait_idle(self, key: Hashable) -> None:
         """Returns once all that was queued under the key is done."""
@@ -70,7 +71,7 @@ class KeyedLanes(Generic[Item]):
             while lane.items:
                 taken = [lane.items.popleft() for _ in range(min(AT_ONCE, len(lane.items)))]
                 await self._handle(key, [item for item, _ in taken])
-                lane.bytes_waiting -= sum(size_bytes for _, size_bytes in taken)
+                lane.size_waiting -= sum(size for _, size in taken)
         finally:
             # No await between the look at `items` above and this, so nothing is queued in vain.
             del self._lanes[key]

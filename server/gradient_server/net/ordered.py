@@ -48,14 +48,6 @@ async def _reauth(services: Services, session: Session, _message: w.ReauthReques
     await challenge_again(services, session)
 
 
-async def _upload_request(services: Services, session: Session, message: w.UploadRequest) -> None:
-    await services.uploads.request(session, message)
-
-
-async def _upload_cancel(services: Services, session: Session, message: w.UploadCancel) -> None:
-    await services.uploads.cancel(session, message.request_id)
-
-
 # Any: each function takes its own class.
 _STEPS: Final[dict[type[WorkItem], Callable[[Services, Session, Any], Awaitable[None]]]] = {
     w.ResumeJobs: resume,
@@ -65,7 +57,5 @@ _STEPS: Final[dict[type[WorkItem], Callable[[Services, Session, Any], Awaitable[
     w.CacheQuery: queries.cache_query,
     w.QueryKnownDerivations: queries.known_derivations,
     w.ImportRequest: queries.import_request,
-    w.UploadRequest: _upload_request,
-    w.UploadCancel: _upload_cancel,
     RefusedJob: job_refused,
 }

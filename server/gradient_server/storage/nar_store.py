@@ -79,13 +79,19 @@ class LocalNarStore:
         self._doomed: set[str] = set()
 
     def open_writer(
-        self, request_id: str, *, max_bytes: int | None = None, compression: Compression | None = None
+        self,
+        request_id: str,
+        *,
+        max_bytes: int | None = None,
+        compression: Compression | None = None,
+        is_new: bool = False,
     ) -> "NarWriter":
         """Begins an upload, or goes on with what an earlier session left of it.
 
         A writer that is still open for the same request is closed. NarError once more than
         `max_bytes` arrive, or stand for more than that as an archive. With `compression`, bytes are
-        verified as they come; else all of them at the end.
+        verified as they come; else all of them at the end. `is_new`: nobody has sent anything of it, so
+        the disk is not touched before the first byte, and this needs no thread.
         """
         name = _partial_name(request_id)
         with self._lock:
@@ -98,6 +104,7 @@ class LocalNarStore:
             compression=compression,
             publish=self._publish,
             closed=self._forget_writer,
+            is_new=is_new,
         )
         with self._lock:
             self._writers[name] = writer

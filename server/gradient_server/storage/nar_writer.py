@@ -54,8 +54,12 @@ class NarWriter:
         compression: Compression | None,
         publish: Callable[[Path, StoredObject], StoredObject],
         closed: Callable[[str, "NarWriter"], None],
+        is_new: bool = False,
     ) -> None:
-        """`publish` makes a verified partial file an object; `closed` hears that the writer is."""
+        """`publish` makes a verified partial file an object; `closed` hears that the writer is.
+
+        `is_new`: nothing came earlier, so the file is made when the first byte comes.
+        """
         self._publish = publish
         self._closed = closed
         self._path = path
@@ -63,8 +67,11 @@ class NarWriter:
         self._lock = threading.Lock()
         # None: verified at the end.
         self._intake = None if compression is None else self._new_intake(compression)
-        with disk_errors(path):
-            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._is_closed = False
+        self._fd: int | None = None
+        self._offset = 0
+        if not is_new:
+            self._fd = self._open_file()
             self._offset = os.fstat(self._fd).st_size
 
     @property
@@ -140,7 +147,7 @@ class NarWriter:
     def discard(self) -> None:
         """Ends it and removes what arrived."""
         with self._lock:
-            if self._fd is not None:
+            if not self._is_closed:
                 self._close()
                 self._path.unlink(missing_ok=True)
 
@@ -176,16 +183,26 @@ class NarWriter:
         self._catch_up(fd, _NO_LIMIT)
         self._intake.finish(nar_hash, nar_size)
 
+    def _open_file(self, more_flags: int = 0) -> int:
+        with disk_errors(self._path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | more_flags
+            return os.open(self._path, flags, 0o600)
+
     def _open_fd(self) -> int:
-        if self._fd is None:
+        if self._is_closed:
             raise WriterClosedError("the upload goes on elsewhere, or was given up")
+        if self._fd is None:  # new: what lies there by mistake is not this upload's
+            self._fd = self._open_file(os.O_TRUNC)
         return self._fd
 
     def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-            self._closed(self._path.name, self)
+        self._closed(self._path.name, self)
 
 
 def _object_name(nar_hash: str, compression: Compression) -> str:

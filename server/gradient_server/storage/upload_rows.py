@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 from gradient_protocol.kinds import JobKind
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from gradient_server.net.services import Services
     from gradient_server.net.session import HeldAssignment
 
-__all__ = ["Answer", "UploadRows"]
+__all__ = ["Answer", "UploadRows", "unfit_references"]
+
+MAX_REFERENCES: Final = 20_000
+"""Of one path: more inputs than the message of a job can name."""
 
 
 class Answer(enum.Enum):
     """What the database says to an upload request."""
 
-    WANTED = "the bytes are wanted"
+    NEW = "the bytes are wanted, all of them"
+    WANTED = "the bytes are wanted, but for those that came earlier"
     HELD = "the path is held: Skip"
     COMMITTED = "this very upload was committed before"
     NOT_ITS_OUTPUT = "the job has no such output"
@@ -47,35 +51,50 @@ class UploadRows:
         self._services = services
 
     async def start(
-        self, worker_id: str, held: "HeldAssignment", message: UploadRequest, lease_until: float
-    ) -> Answer:
-        """Enters the request, or finds it again. A member's upload is never answered Skip."""
+        self,
+        worker_id: str,
+        requests: Sequence[tuple["HeldAssignment", UploadRequest]],
+        lease_until: float,
+    ) -> list[Answer]:
+        """Enters the requests, or finds them again. A member's upload is never answered Skip."""
 
-        def work(connection: sa.Connection) -> Answer:
-            if held.outputs is None and held.kind is JobKind.BUILD:
-                held.outputs = _outputs_of(connection, split_job_key(held.job_id)[1])
-            if not _may_upload(held, message.path):
-                return Answer.NOT_ITS_OUTPUT
-            found = uploads.start_upload(
-                connection,
-                request=message.request_id,
-                worker=worker_id,
-                assignment=message.assignment_id,
-                path=message.path,
-                lease_until=lease_until,
-                now=self._services.clock.now(),
-            )
-            if found is None:
-                return Answer.REUSED
-            if found.committed or (held.is_member and found.object is not None):
-                return Answer.COMMITTED
-            if not held.is_member and held_paths(connection, [message.path]):
-                uploads.delete_upload(connection, message.request_id)
-                touch_paths(connection, [message.path], now=self._services.clock.now())
-                return Answer.HELD
-            return Answer.WANTED
+        def work(connection: sa.Connection) -> list[Answer]:
+            return [
+                self._start(connection, worker_id, held, message, lease_until) for held, message in requests
+            ]
 
         return await self._services.database.run(work)
+
+    def _start(
+        self,
+        connection: sa.Connection,
+        worker_id: str,
+        held: "HeldAssignment",
+        message: UploadRequest,
+        lease_until: float,
+    ) -> Answer:
+        if held.outputs is None and held.kind is JobKind.BUILD:
+            held.outputs = _outputs_of(connection, split_job_key(held.job_id)[1])
+        if not _may_upload(held, message.path):
+            return Answer.NOT_ITS_OUTPUT
+        found = uploads.start_upload(
+            connection,
+            request=message.request_id,
+            worker=worker_id,
+            assignment=message.assignment_id,
+            path=message.path,
+            lease_until=lease_until,
+            now=self._services.clock.now(),
+        )
+        if found is None:
+            return Answer.REUSED
+        if found.committed or (held.is_member and found.object is not None):
+            return Answer.COMMITTED
+        if not held.is_member and held_paths(connection, [message.path]):
+            uploads.delete_upload(connection, message.request_id)
+            touch_paths(connection, [message.path], now=self._services.clock.now())
+            return Answer.HELD
+        return Answer.NEW if found.is_new else Answer.WANTED
 
     async def commit(
         self, request: UploadRequest, stored: StoredObject, references: Sequence[str], *, is_member: bool
@@ -86,24 +105,15 @@ class UploadRows:
         """
 
         def work(connection: sa.Connection) -> tuple[str | None, list[Event]]:
-            waits = not is_member or uploads.waits_for_verdict(connection, request.assignment_id)
-            uploads.finish_upload(
+            if is_member:
+                return self._keep_for_verdict(connection, request, stored, references), []
+            uploads.finish_and_commit_upload(
                 connection,
                 request.request_id,
                 nar_hash=stored.nar_hash,
                 nar_size=stored.nar_size,
                 object_name=stored.object,
-                file_size=stored.file_size,
-                compression=stored.compression,
-                references=references,
             )
-            if not waits:
-                # Its attempt ended while the last bytes came.
-                uploads.delete_upload(connection, request.request_id)
-                return None if object_in_use(connection, stored.object) else stored.object, []
-            if is_member:
-                return None, []
-            uploads.commit_upload(connection, request.request_id)
             entry = CachedPath(
                 path=request.path,
                 nar_hash=stored.nar_hash,
@@ -117,6 +127,28 @@ class UploadRows:
             return replaced, [PathStored(request.path, stored.nar_size)]
 
         return await self._services.transact(work)
+
+    @staticmethod
+    def _keep_for_verdict(
+        connection: sa.Connection, request: UploadRequest, stored: StoredObject, references: Sequence[str]
+    ) -> str | None:
+        """Returns the object, to be deleted, where no verdict will come and nothing else uses it."""
+        waits = uploads.waits_for_verdict(connection, request.assignment_id)
+        uploads.finish_upload(
+            connection,
+            request.request_id,
+            nar_hash=stored.nar_hash,
+            nar_size=stored.nar_size,
+            object_name=stored.object,
+            file_size=stored.file_size,
+            compression=stored.compression,
+            references=references,
+        )
+        if waits:
+            return None
+        # Its attempt ended while the last bytes came.
+        uploads.delete_upload(connection, request.request_id)
+        return None if object_in_use(connection, stored.object) else stored.object
 
     async def extend(self, request_ids: Sequence[str], lease_until: float) -> None:
         """Their session ended: what arrived is kept so long."""
@@ -154,3 +186,13 @@ def _outputs_of(connection: sa.Connection, build: str) -> frozenset[str]:
     output = derivation_output.c
     query = sa.select(output.path).join(derivation_build, derivation_build.c.derivation == output.derivation)
     return frozenset(connection.scalars(query.where(derivation_build.c.id == build)))
+
+
+def unfit_references(references: Sequence[str]) -> str | None:
+    """Why these cannot be the references of a path, in one line; None where they can."""
+    if len(references) > MAX_REFERENCES:
+        return f"{len(references)} references, at most {MAX_REFERENCES} are taken"
+    for reference in references:
+        if STORE_PATH.fullmatch(reference) is None:
+            return f"the reference {reference[:80]!r} is not a store path"
+    return None

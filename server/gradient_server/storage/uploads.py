@@ -17,14 +17,19 @@ from gradient_protocol.kinds import Compression, UploadOutcome
 from gradient_protocol.limits import TRANSFER_STALL_SECS
 from gradient_protocol.messages.common import BulkAck, Message
 from gradient_protocol.messages.server import Relay, Skip, UploadCommitted, UploadGrant
-from gradient_protocol.messages.worker import UploadChunk, UploadFinished, UploadRequest
+from gradient_protocol.messages.worker import UploadCancel, UploadChunk, UploadFinished, UploadRequest
 from gradient_protocol.nar import NarError
 
-from gradient_server.graph.content import STORE_PATH
 from gradient_server.storage import admission
-from gradient_server.storage.nar_store import NarWriter, StorageError, UploadGapError, WriterClosedError
+from gradient_server.storage.nar_store import (
+    NarWriter,
+    StorageError,
+    StoredObject,
+    UploadGapError,
+    WriterClosedError,
+)
 from gradient_server.storage.orphans import delete_unused
-from gradient_server.storage.upload_rows import Answer, UploadRows
+from gradient_server.storage.upload_rows import Answer, UploadRows, unfit_references
 
 if TYPE_CHECKING:
     from gradient_server.net.services import Services
@@ -39,19 +44,21 @@ _LOOK_EVERY_SECS: Final = 5.0
 _CATCH_UP_BYTES: Final = 32 * 1024 * 1024
 # What an upload may have over its announced size: it is an estimate, and zstd may add a little.
 _ROOM_BYTES: Final = 1024 * 1024
-MAX_REFERENCES: Final = 20_000
-"""Of one path: more inputs than the message of a job can name."""
 _BAD_REQUEST: Final = 400
 _TOO_MANY: Final = 413
 
 
 @dataclass(slots=True, eq=False)
 class _Upload:
-    """A request that waits or runs in a session. `writer` is open from the grant on."""
+    """A request that waits or runs in a session. `writer` is open from the grant on.
+
+    `is_new`: nobody has sent a byte of it.
+    """
 
     session: "Session"
     request: UploadRequest
     is_member: bool
+    is_new: bool
     writer: NarWriter | None = None
     last_byte_at: float = 0.0
     finishing: bool = False
@@ -91,16 +98,23 @@ class Uploads:
 
     # What workers ask
 
-    async def request(self, session: "Session", message: UploadRequest) -> None:
+    async def request(self, session: "Session", messages: Sequence[UploadRequest]) -> None:
         """Answers at once where the answer is known, else when it is the request's turn.
 
         One of an assignment that the worker does not have is ignored. ProtocolError 413 for too many.
         """
-        held = session.held(message.assignment_id)
-        if held is None:
+        found = [(session.held(message.assignment_id), message) for message in messages]
+        requests = [(held, message) for held, message in found if held is not None]
+        if not requests:
             return
         lease_until = self._services.clock.now() + self._lease_secs
-        answer = await self._rows.start(session.worker_id, held, message, lease_until)
+        answers = await self._rows.start(session.worker_id, requests, lease_until)
+        for (held, message), answer in zip(requests, answers, strict=True):
+            self._answer_request(session, message, answer, is_member=held.is_member)
+
+    def _answer_request(
+        self, session: "Session", message: UploadRequest, answer: Answer, *, is_member: bool
+    ) -> None:
         if answer is Answer.HELD:
             session.send(UploadGrant(request_id=message.request_id, target=Skip()))
         elif answer is Answer.COMMITTED:
@@ -112,13 +126,13 @@ class Uploads:
             reason = "the request id was used for another upload"
             self._answer(session, message.request_id, UploadOutcome.REJECTED, reason)
         else:
-            self._ask(session, message, is_member=held.is_member)
+            self._ask(session, message, is_member=is_member, is_new=answer is Answer.NEW)
 
-    def _ask(self, session: "Session", message: UploadRequest, *, is_member: bool) -> None:
+    def _ask(self, session: "Session", message: UploadRequest, *, is_member: bool, is_new: bool) -> None:
         known = self._active.get(message.request_id)
         if known is not None and known.session is session:
             return  # asked twice: the grant is sent, or will be
-        self._active[message.request_id] = _Upload(session, message, is_member)
+        self._active[message.request_id] = _Upload(session, message, is_member, is_new)
         try:
             decisions = self._admission.request(
                 session,
@@ -160,7 +174,11 @@ class Uploads:
             if upload is None or upload.session is not decision.session:
                 continue
             if isinstance(decision, admission.Grant):
-                upload.session.start_soon(partial(self._open, upload))
+                if upload.is_new and upload.writer is None:
+                    upload.writer = self._make_writer(upload)  # touches no disk
+                    self._grant(upload, upload.writer)
+                else:
+                    upload.session.start_soon(partial(self._open, upload))
             elif isinstance(decision, admission.Skip):
                 del self._active[decision.request_id]
                 upload.session.send(UploadGrant(request_id=decision.request_id, target=Skip()))
@@ -183,21 +201,25 @@ class Uploads:
                 writer.close()
                 return
             upload.writer = writer
+        self._grant(upload, upload.writer)
+
+    def _grant(self, upload: _Upload, writer: NarWriter) -> None:
         upload.last_byte_at = self._now()
-        grant = UploadGrant(request_id=request_id, target=Relay(offset=upload.writer.offset))
+        grant = UploadGrant(request_id=upload.request.request_id, target=Relay(offset=writer.offset))
         upload.session.send(grant)
+
+    def _make_writer(self, upload: _Upload) -> NarWriter:
+        announced = max(0, upload.request.size_estimate)
+        return self._services.nar_store.open_writer(
+            upload.request.request_id,
+            max_bytes=announced + announced // 8 + _ROOM_BYTES,
+            compression=_compression(upload.session),
+            is_new=upload.is_new,
+        )
 
     async def _open_writer(self, upload: _Upload) -> NarWriter:
         """Ready to append; what an earlier session left is verified. StorageError, NarError."""
-        announced = max(0, upload.request.size_estimate)
-        zstd = upload.session.capabilities.zstd
-        open_writer = partial(
-            self._services.nar_store.open_writer,
-            upload.request.request_id,
-            max_bytes=announced + announced // 8 + _ROOM_BYTES,
-            compression=Compression.ZSTD if zstd else Compression.NONE,
-        )
-        writer = await trio.to_thread.run_sync(open_writer, limiter=self._disk)
+        writer = await trio.to_thread.run_sync(self._make_writer, upload, limiter=self._disk)
         try:
             caught_up = False
             while not caught_up:
@@ -214,62 +236,78 @@ class Uploads:
     # Bytes
 
     async def store(self, session: "Session", messages: Sequence[Message]) -> None:
-        """What came of one request, in order; acknowledged together. ProtocolError 400 for a gap."""
-        first = messages[0]
-        assert isinstance(first, UploadChunk | UploadFinished)
-        upload = self._granted(session, first.request_id)
+        """What came in one lane of a session: requests and cancels of uploads, or the bytes of one.
+
+        ProtocolError 400 for a gap, 413 for too many requests.
+        """
+        if isinstance(messages[0], UploadChunk | UploadFinished):
+            await self._store_bytes(session, messages, messages[0].request_id)
+            return
+        requests: list[UploadRequest] = []
+        for message in messages:
+            if isinstance(message, UploadRequest):
+                requests.append(message)
+            elif isinstance(message, UploadCancel):
+                await self.request(session, requests)
+                requests = []
+                await self.cancel(session, message.request_id)
+        await self.request(session, requests)
+
+    async def _store_bytes(self, session: "Session", messages: Sequence[Message], request_id: str) -> None:
+        """In order; acknowledged together."""
+        upload = self._granted(session, request_id)
         if upload is None or upload.writer is None:
             return
         try:
             chunks = [message for message in messages if isinstance(message, UploadChunk)]
-            if chunks:
-                await self._append(upload, upload.writer, chunks)
             if isinstance(messages[-1], UploadFinished):
-                await self._finish(upload, upload.writer, messages[-1])
+                await self._finish(upload, upload.writer, chunks, messages[-1])
+            else:
+                append = partial(_append, upload.writer, chunks)
+                self._appended(upload, chunks, await trio.to_thread.run_sync(append, limiter=self._disk))
         except WriterClosedError:
-            log.debug("bytes of an upload that was given up", request=first.request_id)
+            log.debug("bytes of an upload that was given up", request=request_id)
         except UploadGapError as error:
-            raise ProtocolError(_BAD_REQUEST, f"upload {first.request_id}: {error}") from error
+            raise ProtocolError(_BAD_REQUEST, f"upload {request_id}: {error}") from error
         except (NarError, StorageError) as error:
             await self._reject(upload, str(error))
 
-    async def _append(self, upload: _Upload, writer: NarWriter, chunks: Sequence[UploadChunk]) -> None:
-        def append() -> int:
-            offset = writer.offset
-            for chunk in chunks:
-                offset = writer.append(chunk.offset, chunk.data)
-            return offset
+    def _appended(self, upload: _Upload, chunks: Sequence[UploadChunk], offset: int) -> None:
+        if chunks:
+            self.bytes_received += sum(len(chunk.data) for chunk in chunks)
+            upload.last_byte_at = self._now()
+            self._admission.progress(upload.request.request_id, self._now())
+            upload.session.send(BulkAck(id=upload.request.request_id, offset=offset))
 
-        offset = await trio.to_thread.run_sync(append, limiter=self._disk)
-        self.bytes_received += sum(len(chunk.data) for chunk in chunks)
-        upload.last_byte_at = self._now()
-        self._admission.progress(upload.request.request_id, self._now())
-        upload.session.send(BulkAck(id=upload.request.request_id, offset=offset))
+    async def _finish(
+        self, upload: _Upload, writer: NarWriter, chunks: Sequence[UploadChunk], message: UploadFinished
+    ) -> None:
+        """Verify, make object and row durable, and only then say so.
 
-    async def _finish(self, upload: _Upload, writer: NarWriter, message: UploadFinished) -> None:
-        """Verify, make object and row durable, and only then say so."""
-        unfit = _unfit_references(message.references)
+        The last chunks come along: a small upload is one trip to a thread, and one write to the worker.
+        """
+        unfit = unfit_references(message.references)
         if unfit is not None:
             await self._reject(upload, unfit)
             return
         upload.finishing = True
-        zstd = upload.session.capabilities.zstd
         finish = partial(
-            writer.finish,
-            message.nar_hash,
-            message.nar_size,
-            message.file_size,
-            Compression.ZSTD if zstd else Compression.NONE,
+            writer.finish, message.nar_hash, message.nar_size, message.file_size, _compression(upload.session)
         )
+
+        def work() -> tuple[int, StoredObject]:
+            return _append(writer, chunks), finish()
+
         # From here on it is finished whatever becomes of the session: a repeated request finds it so.
         with trio.CancelScope(shield=True):
-            stored = await trio.to_thread.run_sync(finish, limiter=self._disk)
+            offset, stored = await trio.to_thread.run_sync(work, limiter=self._disk)
             try:
                 replaced = await self._rows.commit(
                     upload.request, stored, message.references, is_member=upload.is_member
                 )
             finally:
                 self._services.nar_store.settle(stored.object)
+            self._appended(upload, chunks, offset)
             self._end(upload, committed=not upload.is_member)
             self._answer(upload.session, message.request_id, UploadOutcome.OK)
             if replaced is not None:
@@ -355,10 +393,12 @@ class Uploads:
         session.send(UploadCommitted(request_id=request_id, outcome=outcome, reason=reason))
 
 
-def _unfit_references(references: Sequence[str]) -> str | None:
-    if len(references) > MAX_REFERENCES:
-        return f"{len(references)} references, at most {MAX_REFERENCES} are taken"
-    for reference in references:
-        if STORE_PATH.fullmatch(reference) is None:
-            return f"the reference {reference[:80]!r} is not a store path"
-    return None
+def _append(writer: NarWriter, chunks: Sequence[UploadChunk]) -> int:
+    offset = writer.offset
+    for chunk in chunks:
+        offset = writer.append(chunk.offset, chunk.data)
+    return offset
+
+
+def _compression(session: "Session") -> Compression:
+    return Compression.ZSTD if session.capabilities.zstd else Compression.NONE

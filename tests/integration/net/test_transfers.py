@@ -2,10 +2,11 @@
 
 import hashlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 import zstandard
 from gradient_protocol.kinds import Compression, JobKind, UploadOutcome
@@ -14,6 +15,8 @@ from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
 from gradient_protocol.messages.common import BulkAck, Error
 from gradient_server.db.runner import Database
+from gradient_server.net.session import HeldAssignment
+from gradient_server.storage.upload_rows import Answer, UploadRows
 
 from tests.fakes.pool import Pool, running_pool
 from tests.fakes.worker import (
@@ -276,3 +279,47 @@ async def test_two_uploads_of_one_path_send_its_bytes_once(sqlite_database: Data
         second = await worker.expect(server.UploadGrant)
         assert second.request_id == "b"
         assert isinstance(second.target, server.Skip)
+
+
+async def test_requests_that_come_together_share_a_transaction(
+    sqlite_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    start = UploadRows.start
+
+    async def counted(
+        self: UploadRows,
+        worker_id: str,
+        requests: Sequence[tuple[HeldAssignment, w.UploadRequest]],
+        lease: float,
+    ) -> list[Answer]:
+        sizes.append(len(requests))
+        return await start(self, worker_id, requests, lease)
+
+    monkeypatch.setattr(UploadRows, "start", counted)
+    async with running_pool(sqlite_database, tmp_path) as pool, evaluating(pool) as (worker, assignment_id):
+        for request_id, path in (("a", SOURCE), ("b", "not a path"), ("c", OTHER)):
+            worker.send(w.UploadRequest(
+                request_id=request_id, assignment_id=assignment_id, path=path, size_estimate=1
+            ))  # fmt: skip
+        assert [(await worker.expect(server.UploadGrant)).request_id for _ in "ac"] == ["a", "c"]
+        refused = await worker.expect(server.UploadCommitted)
+        assert (refused.request_id, refused.outcome) == ("b", UploadOutcome.REJECTED)
+        assert sizes == [3]
+
+
+async def test_a_small_upload_that_comes_in_one_piece_is_acknowledged_and_committed(
+    sqlite_database: Database, tmp_path: Path
+) -> None:
+    nar = nar_of(b"small")
+    travelled = zstandard.compress(nar)
+    async with running_pool(sqlite_database, tmp_path) as pool, evaluating(pool) as (worker, assignment_id):
+        worker.send(w.UploadRequest(
+            request_id="a", assignment_id=assignment_id, path=SOURCE, size_estimate=len(nar)
+        ))  # fmt: skip
+        await worker.expect(server.UploadGrant)
+        assert list((tmp_path / "nar/partial").iterdir()) == []
+        await worker.push("a", travelled, 0, nar)
+        assert (await worker.expect(server.UploadCommitted)).outcome is UploadOutcome.OK
+        assert await download(worker, assignment_id, SOURCE) == (Compression.ZSTD, travelled)
+        assert list((tmp_path / "nar/partial").iterdir()) == []

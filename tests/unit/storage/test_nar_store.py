@@ -110,6 +110,26 @@ def test_a_second_writer_of_one_request_ends_the_first(store: LocalNarStore, nar
     second.finish(nar.hash, len(nar.plain), len(nar.travelled), Compression.ZSTD)
 
 
+def test_a_new_upload_has_no_file_before_its_first_byte(
+    store: LocalNarStore, nar: Nar, tmp_path: Path
+) -> None:
+    writer = store.open_writer("r", is_new=True)
+    assert (writer.offset, files(tmp_path)) == (0, [])
+    writer.close()
+    with pytest.raises(WriterClosedError):
+        writer.append(0, nar.travelled)
+    assert files(tmp_path) == []
+
+
+def test_what_a_new_upload_finds_in_its_place_is_not_its_own(store: LocalNarStore, nar: Nar) -> None:
+    with store.open_writer("r") as left:
+        left.append(0, nar.travelled + b"of an upload that no row names")
+    writer = store.open_writer("r", is_new=True)
+    writer.append(0, nar.travelled)
+    writer.finish(nar.hash, len(nar.plain), len(nar.travelled), Compression.ZSTD)
+    assert store.has(f"{nar.hash.removeprefix('sha256:')}.nar.zst")
+
+
 @pytest.mark.parametrize(
     "damage", ["flipped", "truncated", "longer", "size", "hash", "no hash", "file size", "no archive"]
 )

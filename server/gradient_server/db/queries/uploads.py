@@ -104,7 +104,10 @@ def start_upload(
     fields = {"request": request, "worker": worker, "assignment": assignment, "path": path}
     if execute_text(connection, _ENTER, {**fields, "now": now, "lease_until": lease_until}):
         return Upload(
-            **fields,
+            request=request,
+            worker=worker,
+            assignment=assignment,
+            path=path,
             created_at=now,
             lease_until=lease_until,
             nar_hash=None,
