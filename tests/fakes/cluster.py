@@ -341,7 +341,7 @@ class ClusterWorld(World):
     async def plan(self) -> None:
         """One pass of the planner, and what follows from it."""
         await self.settle()
-        self.runner.run_pass()
+        self.runner.passes.run_one()
         await self.drain_work()
         await self.settle()
 

@@ -1,7 +1,7 @@
-"""The one shell of cluster jobs: the scheduler's desk for members, the planner's passes, the loops.
+"""The one shell of cluster jobs: the scheduler's desk for members, committed changes, the loops.
 
-Attempts are driven by `executor`, their members spoken to by `sessions`; what waits is in the book.
-What it decides, it decides in memory and at once.
+Attempts are driven by `executor`, their members spoken to by `sessions`; what waits is in the book, and
+planned by `passes`. What it decides, it decides in memory and at once.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from gradient_server.cluster import instructions as i
 from gradient_server.cluster.attempts import Attempt, Attempts, SeatRecord
 from gradient_server.cluster.book import ClusterBook
 from gradient_server.cluster.continuation import Continuation
-from gradient_server.cluster.dispatch import plan_pass
 from gradient_server.cluster.executor import Executor
 from gradient_server.cluster.figures import ClusterFigures, take_figures
 from gradient_server.cluster.floor import Floor
 from gradient_server.cluster.loader import ClusterLoader
 from gradient_server.cluster.offers import MemberOffers
+from gradient_server.cluster.passes import Passes
 from gradient_server.cluster.reservation import Release
 from gradient_server.cluster.reserver import Reserver
 from gradient_server.cluster.seating import Seating
-from gradient_server.cluster.settings import PASS_SECS, UNCONFIRMED_ABORT_SECS, ClusterSettings
+from gradient_server.cluster.settings import UNCONFIRMED_ABORT_SECS, ClusterSettings
 from gradient_server.cluster.signals import AdoptedMember, MemberSessions
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.store import ClusterStore
@@ -45,7 +45,6 @@ from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import ClusterStatus
 from gradient_server.scheduler.model import Assignment
 from gradient_server.scheduler.scheduler import Scheduler
-from gradient_server.scheduler.signal import Signal
 from gradient_server.scheduler.worker import Worker
 
 __all__ = ["ClusterRunner"]
@@ -53,8 +52,6 @@ __all__ = ["ClusterRunner"]
 log = structlog.get_logger(__name__)
 
 _FINAL: Final = frozenset({ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED})
-# Planning takes at most half of the event loop, however often it is asked for.
-_MAX_PASS_PAUSE_SECS: Final = 1.0
 
 
 class ClusterRunner:
@@ -102,6 +99,16 @@ class ClusterRunner:
             scheduler=scheduler,
             ids=ids,
         )
+        self.passes = Passes(
+            book=self.book,
+            floor=self.floor,
+            scheduler=scheduler,
+            executor=self.executor,
+            reserver=self.reserver,
+            seating=self.seating,
+            offers=self.offers,
+            clock=clock,
+        )
         self.continuation = Continuation(
             book=self.book,
             executor=self.executor,
@@ -120,7 +127,6 @@ class ClusterRunner:
         )
         self.prepares_failed = 0
         self.attempts_started = 0
-        self._kick = Signal()
         scheduler.set_members(self)
         bus.subscribe(self.on_event)
 
@@ -158,13 +164,13 @@ class ClusterRunner:
         if entry is None:
             self.loader.load_soon(job.cluster)
         elif entry.is_complete:
-            self._kick.set()
+            self.passes.want()
 
     def left(self, job_key: str) -> None:
         """A member is not able to start any more: its cluster is held back."""
         self.book.leave(job_key)
         self.offers.withdraw(job_key)
-        self._kick.set()
+        self.passes.want()
 
     def answered(self, assignment: Assignment, response: AssignJobResponse) -> None:
         """Accepted and held, or rejected."""
@@ -190,7 +196,7 @@ class ClusterRunner:
         if attempt is not None:
             seat = attempt.seats[assignment_id]
             seat.abort_due = seat.abort_due or self._clock.monotonic() + UNCONFIRMED_ABORT_SECS
-            self._kick.set()
+            self.passes.want()
 
     def worker_changed(self, worker: Worker) -> None:
         """A column of the floor."""
@@ -201,7 +207,7 @@ class ClusterRunner:
             seat.endpoint = worker.info.capabilities.endpoint
         if worker.draining is not None:
             self.offers.forget_worker(worker)
-        self._kick.set()
+        self.passes.want()
 
     def worker_disconnected(self, worker_id: str) -> None:
         """What was not started at it has no grace."""
@@ -211,7 +217,7 @@ class ClusterRunner:
             self.sessions.left(seat)
             self.executor.feed(attempt, e.Disconnected(seat.assignment_id))
         if worker_id in self.desk.workers:
-            self._kick.set()
+            self.passes.want()
 
     def worker_lost(self, worker_id: str) -> None:
         """The grace is over: whoever has not reported is lost."""
@@ -223,13 +229,13 @@ class ClusterRunner:
         """A seat for whoever waits."""
         del worker_id, kind
         if self.book.has_waiting:
-            self._kick.set()
+            self.passes.want()
 
     def list_requested(self, worker: Worker) -> None:
         """What was offered is offered again."""
         self.offers.forget_worker(worker, tell=False)
         if self.book.has_waiting:
-            self._kick.set()
+            self.passes.want()
 
     def scored(self, worker_id: str, scores: Sequence[CandidateScore]) -> None:
         """What each seat would have to fetch."""
@@ -253,7 +259,7 @@ class ClusterRunner:
         """Committed changes of clusters and their members."""
         if isinstance(event, ClusterQueued):
             self.book.learn(event.cluster, self._clock.monotonic())
-            self._kick.set()
+            self.passes.want()
         elif isinstance(event, ClusterChanged):
             self._cluster_changed(event)
         elif isinstance(event, MemberReported):
@@ -271,7 +277,7 @@ class ClusterRunner:
             # While its members stop it may be Queued once more, which is then what counts.
             self.book.set_status(event.cluster_id, event.status)
             self.executor.feed(attempt, e.ClosedElsewhere(f"the cluster is {event.status}"))
-        self._kick.set()
+        self.passes.want()
 
     def _reported(self, assignment_id: str) -> None:
         attempt = self.attempts.of_assignment(assignment_id)
@@ -311,7 +317,7 @@ class ClusterRunner:
 
     def deadline_set(self) -> None:
         """The loop of the passes looks at the time anew."""
-        self._kick.set()
+        self.passes.want()
 
     def finished(self, attempt: Attempt, finish: i.Finish) -> None:
         """Back to the book, or out of it."""
@@ -335,31 +341,9 @@ class ClusterRunner:
             ending=str(finish.ending),
             reason=finish.reason,
         )
-        self._kick.set()
+        self.passes.want()
 
-    # Planning
-
-    def run_pass(self) -> None:
-        """Overdue prepares first, then a placement for every cluster able to start."""
-        now = self._clock.monotonic()
-        self.executor.expire(now)
-        if self._scheduler.dispatcher.stopping:
-            return
-        before = self.desk.held
-        seats = () if before is None else before.seats
-        outcome = plan_pass(
-            self.book,
-            self.floor,
-            self.desk,
-            idle_slots=[(worker, kind) for worker, kind, *_ in self._pool.idle_slots(now)],
-            excluded=self.seating.excluded(now),
-            now=now,
-            may_reserve=self.reserver.may_reserve(now),
-        )
-        self.reserver.follow(outcome, before, seats)
-        for planned in outcome.attempts:
-            self.seating.take(planned, now)
-        self.offers.offer(outcome.unseated, now)
+    # For people
 
     def explain(self, cluster_id: str) -> ClusterWhy:
         """Why the cluster waits, or where its attempt stands."""
@@ -397,23 +381,5 @@ class ClusterRunner:
             nursery.start_soon(self.loader.run)
             if self._store.is_shared:
                 nursery.start_soon(self.loader.run_refreshes)
-            nursery.start_soon(self._run_passes)
+            nursery.start_soon(self.passes.run)
             task_status.started()
-
-    async def _run_passes(self) -> None:
-        while True:
-            with trio.move_on_after(self._until_next()):
-                await self._kick.wait()
-            before = self._clock.monotonic()
-            self.run_pass()
-            took_secs = self._clock.monotonic() - before
-            await trio.sleep(min(took_secs, _MAX_PASS_PAUSE_SECS))
-
-    def _until_next(self) -> float:
-        """Until the backstop, or the first thing that has its time before."""
-        now = self._clock.monotonic()
-        startable = self.book.next_startable(now)
-        times = [now + PASS_SECS, *self.executor.deadlines()]
-        if startable is not None:
-            times.append(startable)
-        return max(min(times) - now, 0.001)

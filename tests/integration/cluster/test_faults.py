@@ -274,7 +274,7 @@ async def test_a_member_that_dies_before_the_cluster_ever_starts_holds_it_back_w
         with trio.fail_after(5):
             while seats() != (1, 1):
                 await trio.sleep(0.01)
-        scene.pool.services.clusters.run_pass()
+        scene.pool.services.clusters.passes.run_one()
         assert await scene.pool.scalar("SELECT count(*) FROM cluster_attempt") == 0
         await scene.connect("c")
         await finish(scene, cluster, "a", "c")

@@ -252,7 +252,7 @@ async def test_why_tells_seats_of_a_reservation_and_what_runs_on_them(site: Site
         singles = [await scene.workers[name].accept(JobKind.BUILD) for name in ("a", "b")]
         assert {one.job_id for one in singles} == set(jobs)
         waiting = await scene.submit("pair", [("peer", False), ("peer", False)])
-        site.services.clusters.run_pass()
+        site.services.clusters.passes.run_one()
         why = await get(site, f"/clusters/{waiting}/why")
         assert (why["stage"], why["best_zone"]["seats_able"]) == ("reserved", 2)
         seats = {seat["worker"]: seat for seat in why["reservation"]["seats"]}

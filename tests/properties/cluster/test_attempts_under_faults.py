@@ -111,7 +111,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
-        self.world.runner.run_pass()
+        self.world.runner.passes.run_one()
 
     @rule(steps=st.integers(1, 3))
     def commit(self, steps: int) -> None:

@@ -29,7 +29,7 @@ async def test_a_worker_that_went_busy_since_the_snapshot_refuses_the_whole_step
     world = pair_world()
     world.submit(cluster_info("c"))
     world.scheduler.pool.workers["b"].slots[JobKind.BUILD].wish = False
-    world.runner.run_pass()
+    world.runner.passes.run_one()
     assert len(world.runner.attempts) == 0
     assert set(world.scheduler.tracker.members) == {"build:c-0", "build:c-1"}
     assert world.scheduler.pool.assignments == {}

@@ -112,7 +112,7 @@ async def test_abort_of_the_cluster_reaches_every_member_at_once(when: str) -> N
     world = pair_world()
     world.submit(cluster_info("c"))
     if when == "claiming":
-        world.runner.run_pass()
+        world.runner.passes.run_one()
         world.bus.publish(world.clusters.abort("c"))
         await world.drain_work()
         assert world.assigned("a") == world.assigned("b") == []
