@@ -13,7 +13,7 @@ from gradient_worker.reconnect import Reconnect
 from gradient_worker.session import SessionEnd, run_session
 from gradient_worker.timing import CONNECT_SECS
 
-__all__ = ["REMEDIES", "Dial", "dialler", "one_line", "stay_connected"]
+__all__ = ["REMEDIES", "Dial", "dialler", "nobody_listens", "one_line", "stay_connected"]
 
 WRONG_INSTANCE = 421
 REMEDIES = {
@@ -39,7 +39,9 @@ async def stay_connected(agent: Agent, reconnect: Reconnect, dial: Dial) -> None
         address = reconnect.address
         end = await _one_session(agent, address, reconnect, dial)
         redirected = _follow(reconnect, end)
-        wait_secs = reconnect.failed(has_jobs=len(agent.jobs) > 0, redirected=redirected)
+        wait_secs = reconnect.failed(
+            has_jobs=len(agent.jobs) > 0, redirected=redirected, nobody_listens=end.nobody_listens
+        )
         remedy = {"remedy": REMEDIES[end.code]} if end.code in REMEDIES else {}
         logger.warning(
             "not connected",
@@ -68,10 +70,21 @@ async def _one_session(agent: Agent, address: Address, reconnect: Reconnect, dia
         with trio.move_on_after(CONNECT_SECS):
             stream = await dial(address)
     except (OSError, ssl.SSLError, ssl.CertificateError) as error:
-        return SessionEnd(f"cannot connect: {one_line(error)}", established=False)
+        reason = f"cannot connect: {one_line(error)}"
+        return SessionEnd(reason, established=False, nobody_listens=nobody_listens(error))
     if stream is None:
         return SessionEnd(f"cannot connect within {CONNECT_SECS:g} s", established=False)
     return await run_session(agent, stream, handle, established=reconnect.established)
+
+
+def nobody_listens(error: BaseException) -> bool:
+    """Whether that kept us from connecting: a TCP port refuses, a socket's file is gone or left over."""
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+        return True
+    causes = error.__cause__
+    if isinstance(causes, BaseExceptionGroup):
+        return all(nobody_listens(cause) for cause in causes.exceptions)
+    return causes is not None and nobody_listens(causes)
 
 
 def one_line(error: Exception) -> str:

@@ -45,13 +45,15 @@ logger = structlog.get_logger(__name__)
 class SessionEnd:
     """How a session ended. `established`: ResumeAck had come. `code` and `url` as the server named them.
 
-    `url` without code 421 is where a server that goes away sent this worker.
+    `url` without code 421 is where a server that goes away sent this worker. `nobody_listens`: the
+    address was reached, and no server at it.
     """
 
     reason: str
     established: bool
     code: int | None = None
     url: str | None = None
+    nobody_listens: bool = False
 
 
 class Session:

@@ -13,6 +13,7 @@ __all__ = [
     "GRANT_WAIT_SECS",
     "HAND_OVER_FLUSH_SECS",
     "HOST_FAILURE_WINDOW_SECS",
+    "KNOCKS",
     "LOG_POLL_SECS",
     "PEERS_POLL_SECS",
     "PROGRESS_SECS",
@@ -23,6 +24,9 @@ BACKOFF_FIRST_SECS = 1.0
 
 BACKOFF_LIMIT_SECS = 60.0
 BACKOFF_LIMIT_WITH_JOBS_SECS = 15.0
+
+KNOCKS = 80
+"""How often in a row an address where nobody listens is tried at the first wait: for about a minute."""
 
 CONNECT_SECS = 10.0
 """How long a TCP and TLS connection may take to stand."""

@@ -2,6 +2,7 @@
 
 from gradient_protocol.address import parse_address
 from gradient_worker.reconnect import MAX_HOPS, Reconnect
+from gradient_worker.timing import KNOCKS
 
 HOME = parse_address("tls://home:1")
 
@@ -25,6 +26,22 @@ def test_jobs_keep_the_wait_short() -> None:
 
 def test_jitter_takes_half_the_wait_at_most() -> None:
     assert made(jitter=0).failed(has_jobs=False) == 0.5
+
+
+def test_where_nobody_listens_it_knocks_every_second_for_a_minute_before_it_backs_off() -> None:
+    reconnect = made()
+    knocks = [reconnect.failed(has_jobs=False, nobody_listens=True) for _ in range(KNOCKS)]
+    assert set(knocks) == {1}
+    assert [reconnect.failed(has_jobs=False, nobody_listens=True) for _ in range(3)] == [1, 2, 4]
+    assert sum(knocks) * 0.75 == 60
+    reconnect.established()
+    assert [reconnect.failed(has_jobs=False, nobody_listens=True) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_server_that_turns_it_away_is_spared_whatever_it_knocked() -> None:
+    reconnect = made()
+    turned_away = [reconnect.failed(has_jobs=False, nobody_listens=knock) for knock in (False, True, False)]
+    assert turned_away == [1, 1, 2]
 
 
 def test_a_redirect_is_tried_once_and_given_up() -> None:
