@@ -37,6 +37,7 @@ _RETRY_LIMIT_SECS = 1.0
 _ANSWER_GRACE_SECS = 5.0
 _TAKE_SECS = 30.0
 _PAYLOAD_BYTES_MAX = 64 * 1024
+_FOREVER_SECS = 1e8  # three years; the clocks of the system do not reach much farther
 
 
 class ClusterError(Exception):
@@ -118,15 +119,18 @@ class Cluster:
 
     def roster(self) -> list[dict[str, Any]]:
         """All members: `role`, `index`, `worker`, `endpoint` (None if not known), `primary`."""
-        if self._roster_text is None:
-            return list(self._ask({"op": "roster"}, None)["roster"])
-        return list(json.loads(self._roster_text))
+        if self._roster_text is not None:
+            try:
+                return list(json.loads(self._roster_text))
+            except ValueError:
+                self._roster_text = None  # the program's own doing; the agent knows it too
+        return list(self._ask({"op": "roster"}, None)["roster"])
 
     def send(self, topic: str, payload: bytes | str = b"", to: str | None = None) -> None:
         """Send to one member, to all of a role, or (None) to all others; returns once it is stored."""
         data = payload.encode() if isinstance(payload, str) else payload
         if len(data) > _PAYLOAD_BYTES_MAX:
-            raise Refused(f"a payload has at most {_PAYLOAD_BYTES_MAX} bytes, not {len(data)}")
+            raise Refused(f"a payload has at most {_PAYLOAD_BYTES_MAX} bytes, and this one has more")
         request = {"op": "send", "id": _new_id(), "topic": topic}
         request["payload_base64"] = base64.b64encode(data).decode()
         self._ask(_aimed(request, "to", to), None)
@@ -232,7 +236,9 @@ def _new_id() -> str:
 
 
 def _deadline(timeout_secs: float | None) -> float | None:
-    return None if timeout_secs is None else time.monotonic() + timeout_secs
+    if timeout_secs is None or timeout_secs > _FOREVER_SECS:
+        return None
+    return time.monotonic() + timeout_secs
 
 
 def _aimed(request: dict[str, Any], key: str, member: str | None) -> dict[str, Any]:
@@ -240,6 +246,6 @@ def _aimed(request: dict[str, Any], key: str, member: str | None) -> dict[str, A
     if member is None:
         return request
     role, colon, index = member.rpartition(":")
-    if colon and index.isdigit():
+    if colon and index.isascii() and index.isdigit():
         return {**request, key: {"role": role, "index": int(index)}}
     return {**request, key: {"role": member}}

@@ -223,14 +223,17 @@ async def test_signals_go_out_and_come_in_through_the_command(
     rig: Rig, assign: Assign, nursery: trio.Nursery
 ) -> None:
     script = """
-        gradient-cluster send address 10.0.0.1:5000 --to client || exit 10
+        gradient-cluster send address --to client 10.0.0.1:5000 || exit 10
         printf 'from stdin' | gradient-cluster send note || exit 11
-        test "$(gradient-cluster recv answer --from client:1 --timeout 10)" = second || exit 12
+        test "$(gradient-cluster recv --from client:1 --timeout 10 answer)" = second || exit 12
         test "$(gradient-cluster recv --timeout 10)" = first || exit 13
         gradient-cluster recv --timeout 0.1; test $? = 1 || exit 14
         gradient-cluster send gradient.barrier x; test $? = 1 || exit 15
         gradient-cluster send t x --to nobody; test $? = 1 || exit 16
         gradient-cluster recv --timeout never; test $? = 2 || exit 17
+        head -c 1048576 /dev/zero | gradient-cluster send t; test $? = 1 || exit 20
+        gradient-cluster send t x --to "client:²"; test $? = 1 || exit 21
+        GRADIENT_CLUSTER_ROSTER=? PYTHONIOENCODING=ascii gradient-cluster roster || exit 22
         gradient-cluster barrier done --timeout 10 || exit 18
         echo > $out
     """

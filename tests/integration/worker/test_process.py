@@ -3,7 +3,9 @@
 import http.server
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -198,10 +200,65 @@ def test_the_benchmark_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["cpu_core_score"] > 0
 
 
+GRADIENT_CLUSTER = [sys.executable, "-c", "from gradient_worker.cluster_cli import main; main()"]
+
+
 def test_gradient_cluster_outside_of_an_attempt() -> None:
-    done = refused([sys.executable, "-c", "from gradient_worker.cluster_cli import main; main()", "roster"])
+    done = refused([*GRADIENT_CLUSTER, "roster"])
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("send topic <&-", "standard input is closed, and there is no PAYLOAD"),
+        ("recv >&-", "standard output is closed"),
+        ("roster > /dev/full", "standard input or output: No space left on device"),
+    ],
+)
+def test_gradient_cluster_without_a_place_to_read_or_write(call: str, told: str, tmp_path: Path) -> None:
+    with member(tmp_path) as (_agent, environment):
+        # Nobody answers: what cannot be done is not asked for.
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"{shlex.join(GRADIENT_CLUSTER)} {call}"],
+            env=environment, capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"gradient-cluster: {told}\n")
+
+
+def test_gradient_cluster_waits_as_long_as_it_is_told_and_can_be_interrupted(tmp_path: Path) -> None:
+    with member(tmp_path) as (agent, environment):
+        waiting = subprocess.Popen(
+            [*GRADIENT_CLUSTER, "recv", "--timeout", "1e300"], env=environment, stderr=subprocess.PIPE
+        )
+        connection, _ = agent.accept()
+        with connection:
+            assert json.loads(connection.recv(4096)) == {"op": "recv"}
+            waiting.send_signal(signal.SIGINT)
+            _, errors = waiting.communicate(timeout=30)
+    assert (waiting.returncode, errors) == (130, b"")
+
+
+@contextmanager
+def member(directory: Path) -> Iterator[tuple[socket.socket, dict[str, str]]]:
+    """The socket of a member, at which this test is the agent, and the environment of its programs."""
+    roster = [{"role": "a", "index": 0, "worker": "w", "endpoint": None, "primary": True}]
+    path = str(directory / "socket")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(path)
+        agent.listen()
+        agent.settimeout(30)
+        yield (
+            agent,
+            {
+                **os.environ,
+                "GRADIENT_CLUSTER_ROLE": "a",
+                "GRADIENT_CLUSTER_INDEX": "0",
+                "GRADIENT_CLUSTER_SOCKET": path,
+                "GRADIENT_CLUSTER_ROSTER": json.dumps(roster),
+            },
+        )
 
 
 @contextmanager
