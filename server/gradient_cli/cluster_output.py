@@ -3,6 +3,7 @@
 import datetime as dt
 from typing import Any
 
+from gradient_protocol.counting import counted
 from rich.table import Table
 from rich.text import Text
 
@@ -161,7 +162,7 @@ def _member_line(member: Json) -> str:
         # It begins with the member's name, for it can stand alone.
         return f"{name}: {member['lacking'].removeprefix(member_name(member)).lstrip(':, ')}"
     if member["arrived"]:
-        return f"{name}: {member['able']} workers can take it, {member['idle']} of them idle"
+        return f"{name}: able: {counted(member['able'], 'worker')}, {member['idle']} of them idle"
     return f"{name}: {member['status']}" + (f", {member['error']}" if member["error"] else "")
 
 

@@ -4,6 +4,7 @@ import datetime as dt
 import json
 from typing import Any
 
+from gradient_protocol.counting import counted
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -68,8 +69,7 @@ def print_evaluation(evaluation: Json) -> None:
                 _line(f"  its log: gradient logs build:{build['id']}", "dim")
     skipped = sum(build["status"] == "DependencyFailed" for build in evaluation["builds"])
     if skipped:
-        many = "1 build was" if skipped == 1 else f"{skipped} builds were"
-        _line(f"{many} not started, for something needed failed")
+        _line(f"{counted(skipped, 'build')} not started, for something needed failed")
     for output in evaluation["outputs"]:
         if output.get("contains_store_dir"):
             _line(f"warning: {output['path']} contains the name of the directory it was built in", "yellow")
@@ -139,7 +139,8 @@ def _number(value: float | None) -> str:
 def print_status(status: Json) -> None:
     """Queue, workers, what runs."""
     queue = status["queue"]
-    _line(f"waiting: {queue.get('Build', 0)} builds, {queue.get('Eval', 0)} evaluations")
+    builds, evaluations = counted(queue.get("Build", 0), "build"), counted(queue.get("Eval", 0), "evaluation")
+    _line(f"waiting: {builds}, {evaluations}")
     print_workers(status["workers"])
     for worker in status["workers"]:
         for job in worker["jobs"]:

@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from gradient_protocol.counting import counted
 from gradient_protocol.notify import Notifier
 from gradient_protocol.notify_loop import keep_informed
 
@@ -26,7 +27,8 @@ def status_line(services: "Services") -> str:
     scheduler = services.scheduler
     running = len(scheduler.pool.assignments)
     waiting = sum(len(table) for table in scheduler.tracker.tables.values())
-    text = f"{len(services.sessions)} workers connected, {running} jobs running, {waiting} jobs waiting"
+    workers = counted(len(services.sessions), "worker")
+    text = f"{workers} connected, {counted(running, 'job')} running, {counted(waiting, 'job')} waiting"
     held_back = scheduler.tracker.held_back_count
     return f"{text}, {held_back} held back after a failure" if held_back else text
 

@@ -12,6 +12,7 @@ import trio
 from gradient_protocol.address import CredentialsError, connect, parse_address
 from gradient_protocol.codec import Side
 from gradient_protocol.connection import Connection
+from gradient_protocol.counting import counted
 from gradient_protocol.errors import ProtocolError, SessionClosed
 from gradient_protocol.handshake import HandshakeOutcome, Rejected, handshake_as_worker
 from gradient_protocol.ids import IdSource
@@ -125,7 +126,7 @@ async def _store(config: WorkerConfig) -> list[Finding]:
         return [_fail("store", text, "give worker.baseDir a directory that this user may write")]
     paths = len(store.paths())
     await trio.to_thread.run_sync(store.close)
-    return [Finding("store", f"{store.directory} holds {paths} paths")]
+    return [Finding("store", f"{store.directory} holds {counted(paths, 'path')}")]
 
 
 async def _disk(config: WorkerConfig) -> list[Finding]:

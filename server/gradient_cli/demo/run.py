@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from gradient_protocol.counting import counted
+
 from gradient_cli import output, submit
 from gradient_cli.api import Api
 from gradient_cli.demo.cluster import show_cluster
@@ -130,7 +132,7 @@ def _show(api: Api, directory: Path) -> None:
     _say("\nthe standard library of this Python: compile it in shards, check it, archive it, index it")
     began = time.monotonic()
     first = _build(api, source)
-    _say(f"{len(first['builds'])} builds in {time.monotonic() - began:.1f} s")
+    _say(f"{counted(len(first['builds']), 'build')} in {time.monotonic() - began:.1f} s")
     _expect_spread(first)
     for built in first["outputs"]:
         if built["name"].startswith("bundle"):
@@ -148,7 +150,7 @@ def _show(api: Api, directory: Path) -> None:
     again = _build(api, source)
     took = time.monotonic() - began
     started = sum(build["created_at"] > first["finished_at"] for build in again["builds"])
-    _say(f"{started} builds started, {took:.1f} s")
+    _say(f"{counted(started, 'build')} started, {took:.1f} s")
     if started or took > AGAIN_SECS:
         raise CommandError(
             f"the second submission should build nothing within {AGAIN_SECS} s", ExitCode.FAILED

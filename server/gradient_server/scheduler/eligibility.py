@@ -95,7 +95,8 @@ def _wrong_host(requirement: Requirement, worker: WorkerInfo) -> Refusal | None:
             return Refusal(RefusalCode.SYSTEM, f"is not {system} (has {has})")
     lacking = requirement.features.difference(worker.capabilities.system_features)
     if lacking:
-        return Refusal(RefusalCode.FEATURES, f"lacks the feature {', '.join(sorted(lacking))}")
+        features = "the feature" if len(lacking) == 1 else "the features"
+        return Refusal(RefusalCode.FEATURES, f"lacks {features} {', '.join(sorted(lacking))}")
     return None
 
 

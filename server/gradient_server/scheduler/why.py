@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from gradient_protocol.counting import counted
 from gradient_protocol.kinds import JobKind
 
 from gradient_server.domain.job import PendingJob
@@ -146,7 +147,7 @@ def refusal_now(tracked: Tracked, worker: Worker, monotonic: float) -> Refusal |
         return Refusal(RefusalCode.REJECTED, f"rejected it, and is not asked again for {left:.0f} s")
     slots = worker.slots[tracked.job.kind]
     if not slots.free:
-        return Refusal(RefusalCode.BUSY, f"has all {slots.maximum} slots in use")
+        return Refusal(RefusalCode.BUSY, f"has {counted(slots.maximum, 'slot')}, all in use")
     return None
 
 
@@ -311,22 +312,25 @@ def _summary(job: PendingJob, workers: tuple[WorkerStanding, ...]) -> str:
         return "no worker is connected"
     eligible = [one for one in workers if one.standing is not Standing.INELIGIBLE]
     if not eligible:
+        if len(workers) == 1:
+            return f"the one connected worker cannot take it: it {workers[0].text}"
         return f"none of {len(workers)} connected workers can take it: {_common_reason(job, workers)}"
     for standing, text in _SUMMARIES.items():
         count = sum(one.standing is standing for one in eligible)
         if count:
-            return text.format(count=count, total=len(eligible))
+            able = f"{counted(len(eligible), 'worker')} that could take it"
+            return text.format(count=count, able=able)
     return "it waits for a worker"
 
 
 _SUMMARIES = {
-    Standing.WOULD_TAKE: "it is about to be assigned: {count} workers would take it",
-    Standing.VETOED: "{count} of {total} workers that could take it are held by a rule",
-    Standing.BELOW_FLOOR: "{count} of {total} workers that could take it score it below the floor",
-    Standing.NOT_ASKING: "{count} of {total} workers that could take it have not asked for work",
-    Standing.BUSY: "all {total} workers that could take it are busy",
-    Standing.REJECTED: "{count} of {total} workers that could take it have rejected it just now",
-    Standing.DRAINING: "all {total} workers that could take it are draining",
+    Standing.WOULD_TAKE: "it is about to be assigned: {count} of {able} would have it now",
+    Standing.VETOED: "a rule holds it at {count} of {able}",
+    Standing.BELOW_FLOOR: "it scores below the floor at {count} of {able}",
+    Standing.NOT_ASKING: "it has not been asked for yet by {count} of {able}",
+    Standing.BUSY: "it waits for a slot at {count} of {able}",
+    Standing.REJECTED: "it was rejected just now by {count} of {able}",
+    Standing.DRAINING: "it waits for the end of a drain at {count} of {able}",
 }
 
 

@@ -182,7 +182,7 @@ def test_why_prints_lacks_seats_and_what_runs_on_them(monkeypatch: pytest.Monkey
     told = text.getvalue()
     for line in (
         "the pool seats 1 of 2 now, 1 of 2 if every worker were idle",
-        "client 0 (b-0): 1 workers can take it, 0 of them idle",
+        "client 0 (b-0): able: 1 worker, 0 of them idle",
         "client 1 (b-1): no worker can take it (2 of 2: no kvm)",
         "its seats are reserved since 61 s, for 1739 s more",
         "client 0 at anvil: runs gcc-1",

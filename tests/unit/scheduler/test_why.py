@@ -16,12 +16,14 @@ async def test_nobody_is_connected() -> None:
 async def test_a_feature_that_no_worker_has_is_named() -> None:
     world = World()
     world.connect(worker("a"))
-    world.connect(worker("b", system_features=["kvm"]))
     world.queue(build("x", features=frozenset({"big-parallel", "kvm"})))
+    alone = world.scheduler.why("build:x").summary
+    assert alone == "the one connected worker cannot take it: it lacks the features big-parallel, kvm"
+    world.connect(worker("b", system_features=["kvm"]))
     answer = world.scheduler.why("build:x")
     assert [one.standing for one in answer.workers] == [Standing.INELIGIBLE] * 2
     assert [one.text for one in answer.workers] == [
-        "lacks the feature big-parallel, kvm",
+        "lacks the features big-parallel, kvm",
         "lacks the feature big-parallel",
     ]
     assert "none of 2 connected workers can take it" in answer.summary
@@ -56,7 +58,7 @@ async def test_each_worker_says_what_stands_in_the_way() -> None:
     assert standing["arm"] == (Standing.INELIGIBLE, "is not x86_64-linux (has aarch64-linux)")
     assert standing["elsewhere"] == (Standing.INELIGIBLE, "is not registered for the job's project")
     assert standing["drains"] == (Standing.DRAINING, "is draining: moving house")
-    assert standing["full"] == (Standing.BUSY, "has all 1 slots in use")
+    assert standing["full"] == (Standing.BUSY, "has 1 slot, all in use")
     assert standing["unscored"][0] is Standing.VETOED
     assert "RescoreWaitRule" in standing["unscored"][1]
     assert standing["hot"][0] is Standing.BELOW_FLOOR

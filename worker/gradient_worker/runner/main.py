@@ -99,7 +99,7 @@ def _serve(options: RunnerOptions, listener: socket.socket, agent: tuple[int, in
     )
     left = recover(builds_dir, host)
     service.adopt(left)
-    say(f"serves {options.base_dir}; {len(left)} builds of before; {reason}")
+    say(f"serves {options.base_dir}; builds of before: {len(left)}; {reason}")
     service.serve(wakeup_fd)
     say("ended")
 

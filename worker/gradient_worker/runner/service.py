@@ -108,7 +108,7 @@ class Service:
     def stop(self, why: str) -> None:
         """Ends all builds, and then the loop."""
         if self._stop_until == _NEVER:
-            say(f"{why}: ending {len(self._running())} builds")
+            say(f"{why}: builds to end: {len(self._running())}")
             self._stop_until = self._clock() + self._host.grace_secs + STOP_SECS
             self._manager.stopping(why)
         for build in self._running():
@@ -142,7 +142,7 @@ class Service:
     def _status(self) -> str:
         running = len(self._running())
         agent = "agent connected" if self._connections else "no agent"
-        return f"{agent}, {running} builds running, {len(self._builds) - running} ended and kept"
+        return f"{agent}; builds: {running} running, {len(self._builds) - running} ended and kept"
 
     def _on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
