@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 # CI sets CONSTRAINTS=.ci/constraints.txt, so that it always runs the versions that were tested.
 CONSTRAINTS ?=
+# So many processes run tests side by side; those of a file stay together, for they share what is dear to set up.
+JOBS ?= logical
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
@@ -18,7 +20,7 @@ demo: $(STAMP)
 	$(BIN)/gradient demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile
 
 check: lint types contracts
 
