@@ -51,13 +51,14 @@ class BulkStream:
         """Everything before this offset is stored at the other side."""
         return self._window.acknowledged
 
-    async def send(self, message: BulkMessage, *, end_offset: int) -> None:
+    async def send(self, *messages: BulkMessage, end_offset: int) -> None:
         """Queues one chunk that ends at `end_offset`; returns once it is queued, not written.
 
+        `UploadFinished` may come along with the last chunk: they take one turn of the lane.
         Waits while over 4 MiB would be unacknowledged, or the last chunk still waits for its turn.
         Raises SessionClosed, ValueError for a chunk of the wrong size or order.
         """
-        framed = _framed(message)
+        framed = b"".join(map(_framed, messages))
         if end_offset - self._window.sent > BULK_WINDOW:
             raise ValueError(f"a chunk of over {BULK_WINDOW} bytes of the stream")
         while not self._window.allows(end_offset) or self._lanes.holds(self.key):

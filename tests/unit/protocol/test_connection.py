@@ -64,6 +64,21 @@ def log_chunk(size: int, offset: int = 0) -> worker.LogChunk:
     return worker.LogChunk(assignment_id="a", offset=offset, data=b"x" * size)
 
 
+def count_writes(pair: Pair) -> list[int]:
+    """A list that grows by one with each write of the server's."""
+    writes: list[int] = []
+    sender = pair.server_stream.send_stream
+    pump = sender.send_all_hook
+    assert pump is not None
+
+    async def count() -> None:
+        writes.append(1)
+        await pump()
+
+    sender.send_all_hook = count
+    return writes
+
+
 async def test_messages_arrive_in_order() -> None:
     async with connected() as pair:
         for seq in range(1, 100):
@@ -74,16 +89,7 @@ async def test_messages_arrive_in_order() -> None:
 
 async def test_small_messages_share_a_write() -> None:
     async with connected() as pair:
-        writes: list[int] = []
-        sender = pair.server_stream.send_stream
-        pump = sender.send_all_hook
-        assert pump is not None
-
-        async def count() -> None:
-            writes.append(1)
-            await pump()
-
-        sender.send_all_hook = count
+        writes = count_writes(pair)
         for _ in range(100):
             pair.server.send(ACK)
         for _ in range(100):
@@ -207,6 +213,16 @@ async def test_wait_written_precedes_the_final_report() -> None:
         pair.worker.send(worker.JobCompleted(assignment_id="a", seq=1, spans=[], spans_dropped=0))
         assert isinstance(await pair.server.receive(), worker.LogChunk)
         assert isinstance(await pair.server.receive(), worker.JobCompleted)
+
+
+async def test_what_is_queued_of_a_stream_at_once_shares_a_write() -> None:
+    async with connected() as pair:
+        writes = count_writes(pair)
+        chunks = [server.NarPush(transfer_id="t", offset=at, data=b"data", last=at == 4) for at in (0, 4)]
+        stream = pair.server.open_bulk("t")
+        await stream.send(*chunks, end_offset=8)
+        assert [await pair.worker.receive() for _ in chunks] == chunks
+        assert len(writes) == 1
 
 
 async def test_a_closed_stream_still_writes_what_is_queued() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from gradient_protocol.kinds import Compression
 from gradient_protocol.nar import NarError, NarHasher, compress, pack
+from gradient_worker.stores import directory as directory_module
 from gradient_worker.stores import registry as registry_module
 from gradient_worker.stores.base import BadOutputError, PathInfo, StoreError
 from gradient_worker.stores.directory import DirectoryStore
@@ -77,6 +78,28 @@ def test_an_output_is_moved_in_canonicalised_and_described(store: DirectoryStore
     }
     assert (store.real_path(B) / "file").stat().st_mode & 0o7777 == 0o444
     assert {p.lstat().st_mtime for p in [store.real_path(B), *store.real_path(B).rglob("*")]} == {1.0}
+
+
+def test_a_small_output_that_was_just_packed_is_had_packed_once(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    info = store.register_output(A, build(tmp_path), [])
+    pieces = store.take_packed(info)
+    assert pieces is not None
+    assert list(pieces) == list(store.pack(A))
+    assert store.take_packed(info) is None, "it would stay for ever"
+    large = store.register_output(B, build(tmp_path, "large", "x" * 100_000), [])
+    assert store.take_packed(large) is None
+    other = receive(store, C, store.real_path(A))
+    assert store.take_packed(other) is None, "what came from the server is not about to be uploaded"
+
+
+def test_few_outputs_are_kept_packed(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_module, "_KEPT_PACKED_MAX", 2)
+    infos = [store.register_output(path, build(tmp_path, path, text=path), []) for path in (A, B, C)]
+    assert [store.take_packed(info) is None for info in infos] == [True, False, False]
 
 
 def test_an_output_that_names_the_workers_directory_is_flagged(store: DirectoryStore, tmp_path: Path) -> None:

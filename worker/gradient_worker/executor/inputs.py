@@ -75,9 +75,9 @@ class InputFetcher:
 
         if missing:
             counted(0, len(missing))
-        async with trio.open_nursery() as nursery:
-            for wanted in missing:
-                nursery.start_soon(one, wanted)
+            async with trio.open_nursery() as nursery:
+                for wanted in missing:
+                    nursery.start_soon(one, wanted)
         loaded = [outcome for outcome in outcomes if isinstance(outcome, Downloaded)]
         nar_bytes = sum(outcome.info.nar_size for outcome in loaded)
         stored_bytes = sum(outcome.stored_bytes for outcome in loaded)

@@ -71,8 +71,7 @@ class BuildMeters:
         secs = ended.ended_at - ended.started_at if ended.duration_secs is None else ended.duration_secs
         cgroup = self._cgroups.get(assignment_id)
         peak = cpu_ms = anon_mb = io_bytes = None
-        if cgroup is not None:
-            cgroup.sample()
+        if cgroup is not None:  # each of these reads
             peak, cpu_ms, io_bytes = cgroup.peak_ram(), cgroup.cpu_time_ms(), cgroup.io_bytes()
             anon_mb = cgroup.anon_peak_ram_mb()
         if io_bytes is not None:

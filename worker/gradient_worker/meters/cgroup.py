@@ -7,7 +7,7 @@ A value that cannot be read is None, never 0; a file that has vanished keeps its
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -270,10 +270,14 @@ def _limit_hits(path: Path, *, v1: bool) -> int | None:
 
 
 def _ancestors(path: Path | None) -> list[Path]:
-    """The groups above, up to the mount: those that have processes of their own to list."""
-    if path is None:
-        return []
-    above = [parent for parent in path.parents if (parent / "cgroup.procs").exists()]
+    """The groups above, up to the mount."""
+    return [] if path is None else _with_those_above(path.parent)
+
+
+@lru_cache(maxsize=8)  # the group that all builds of a worker are in
+def _with_those_above(path: Path) -> list[Path]:
+    """Those that have processes of their own to list."""
+    above = [group for group in (path, *path.parents) if (group / "cgroup.procs").exists()]
     return above[:_ANCESTORS_MAX]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 import trio
+from gradient_protocol.at_once import read_when_ready, write_at_once
 
 from gradient_worker.runner import layout
 from gradient_worker.runner.layout import ExitReason
@@ -42,6 +43,8 @@ _ALREADY_RUNNING = 4
 class _Call:
     """A request that waits for its answer."""
 
+    id: int
+    request: bytes
     done: trio.Event = field(default_factory=trio.Event)
     answer: dict[str, Any] | None = None
 
@@ -52,6 +55,7 @@ class RunnerClient:
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
         self._calls: dict[int, _Call] = {}
+        self._ends: dict[str, _Call] = {}
         self._last_id = 0
         self._send_lock = trio.StrictFIFOLock()
         self._gone = False
@@ -59,7 +63,8 @@ class RunnerClient:
     async def start(self, spec: BuildSpec) -> RunnerBuild:
         """Starts a build, or returns the one that this assignment has already, running or ended.
 
-        Raises RunnerRefused when it cannot be started, RunnerGone when there is no runner any more.
+        Its end is asked for in the same breath, for `wait`. Raises RunnerRefused when it cannot be
+        started, RunnerGone when there is no runner any more.
         """
         fields: dict[str, object] = {
             "assignment_id": spec.assignment_id,
@@ -70,10 +75,17 @@ class RunnerClient:
             "max_silent_secs": spec.max_silent_secs,
             "log_limit_bytes": spec.log_limit_bytes,
         }
-        return _build_of((await self._ask("start", spec=fields))["build"])
+        start, end = self._call("start", spec=fields), self._call("wait", assignment_id=spec.assignment_id)
+        await self._send(start, end)
+        build = _build_of((await _answer(start))["build"])
+        self._ends[spec.assignment_id] = end
+        return build
 
     async def wait(self, assignment_id: str) -> BuildExit:
         """The end of a build, at once if it has ended. Raises RunnerGone, RunnerRefused if unknown."""
+        asked = self._ends.get(assignment_id)
+        if asked is not None:
+            return _exit_of((await _answer(asked))["exit"])
         return _exit_of((await self._ask("wait", assignment_id=assignment_id))["exit"])
 
     async def kill(self, assignment_id: str) -> None:
@@ -82,6 +94,7 @@ class RunnerClient:
 
     async def forget(self, assignment_id: str) -> None:
         """Removes directory, result and cgroup of an ended build; nothing if it is not known."""
+        self._ends.pop(assignment_id, None)
         await self._ask("forget", assignment_id=assignment_id)
 
     async def list(self) -> list[RunnerBuild]:
@@ -109,7 +122,7 @@ class RunnerClient:
         task_status.started()
         try:
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                while data := await self._stream.receive_some(1 << 16):
+                while data := await read_when_ready(self._stream, 1 << 16):
                     unpacker.feed(data)
                     for answer in unpacker:
                         self._settle(answer)
@@ -130,39 +143,57 @@ class RunnerClient:
         await self._stream.aclose()
 
     def _settle(self, answer: dict[str, Any]) -> None:
-        call = self._calls.get(answer.get("id", 0))
-        if call is not None:  # else its caller was cancelled
+        call = self._calls.pop(answer.get("id", 0), None)
+        if call is not None:
             call.answer = answer
             call.done.set()
 
     async def _ask(self, op: str, **fields: object) -> dict[str, Any]:
-        if self._gone:
-            raise RunnerGone("the runner is gone")
-        self._last_id += 1
-        request_id, call = self._last_id, _Call()
-        self._calls[request_id] = call
-        try:
-            await self._send(msgpack.packb({"id": request_id, "op": op, **fields}))
-            await call.done.wait()
-        finally:
-            del self._calls[request_id]
-        if call.answer is None:
-            raise RunnerGone("the runner is gone")
-        if "error" in call.answer:
-            raise RunnerRefused(call.answer["error"])
-        return call.answer
+        call = self._call(op, **fields)
+        await self._send(call)
+        return await _answer(call)
 
-    async def _send(self, data: bytes) -> None:
-        """A whole request or the end of the connection: half a one would garble all that follow."""
+    def _call(self, op: str, **fields: object) -> _Call:
+        self._last_id += 1
+        return _Call(self._last_id, msgpack.packb({"id": self._last_id, "op": op, **fields}))
+
+    async def _send(self, *calls: _Call) -> None:
+        """Whole requests or the end of the connection: half a one would garble all that follow.
+
+        From here on their answers come, whether or not somebody waits for them.
+        """
         try:
-            async with self._send_lock:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _CONNECT_SECS):
-                    await self._stream.send_all(data)
-                    return
-                await self._stream.aclose()
+            self._send_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._send_lock.acquire()
+        try:
+            if self._gone:
+                raise RunnerGone("the runner is gone")
+            self._calls.update((call.id, call) for call in calls)
+            data = b"".join(call.request for call in calls)
+            done = write_at_once(self._stream, data)
+            if done < len(data):
+                await self._send_rest(data[done:])
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise RunnerGone("the runner is gone") from error
+        finally:
+            self._send_lock.release()
+
+    async def _send_rest(self, data: bytes) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CONNECT_SECS):
+            await self._stream.send_all(data)
+            return
+        await self._stream.aclose()
         raise RunnerGone("the runner does not take requests")
+
+
+async def _answer(call: _Call) -> dict[str, Any]:
+    await call.done.wait()
+    if call.answer is None:
+        raise RunnerGone("the runner is gone")
+    if "error" in call.answer:
+        raise RunnerRefused(call.answer["error"])
+    return call.answer
 
 
 async def connect(base_dir: str | os.PathLike[str]) -> RunnerClient | None:

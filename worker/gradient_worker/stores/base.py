@@ -1,11 +1,11 @@
 """What the worker asks of a store, whichever kind it is.
 
 A path travels as `<32 characters>-<name>`; `real_path` gives where it lies on this host. `info`,
-`pin` and `unpin` are quick and may be called from the event loop; everything else reads or writes
-the disk and belongs in a thread. All of it may be called from any thread.
+`take_packed`, `pin` and `unpin` are quick and may be called from the event loop; everything else reads
+or writes the disk and belongs in a thread. All of it may be called from any thread.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,6 +103,10 @@ class Store(Protocol):
 
     def pack(self, path: str) -> Iterator[bytes]:
         """The archive of a valid path, in pieces. Raises StoreError for any other."""
+        ...
+
+    def take_packed(self, info: PathInfo) -> Sequence[bytes] | None:
+        """The same pieces, once, if the path is small and was registered just now. From memory."""
         ...
 
     def pin(self, holder: str, paths: Iterable[str]) -> None:

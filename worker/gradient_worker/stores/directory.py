@@ -38,6 +38,9 @@ _log = structlog.get_logger(__name__)
 _UNFLUSHED_SECS = 120.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIMES_SECS = (1, 1)
+# Outputs that were packed to be hashed are uploaded next: the small ones need no second look at the disk.
+_KEPT_PACKED_BYTES = 64 * 1024
+_KEPT_PACKED_MAX = 64
 
 
 class DirectoryStore:
@@ -58,6 +61,7 @@ class DirectoryStore:
         self._used_since_written: set[str] = set()
         self._pins: dict[str, set[str]] = {}
         self._listeners: list[Callable[[tuple[str, ...]], None]] = []
+        self._packed: dict[tuple[str, str], tuple[bytes, ...]] = {}
         self._numbers = itertools.count(1)
         self._held_bytes = 0
 
@@ -141,11 +145,14 @@ class DirectoryStore:
             by_hash.setdefault(hash_part(check_path(candidate)), []).append(candidate)
         hasher = nar.NarHasher()
         scanner = nar.ReferenceScanner(by_hash, self._own_names())
+        pieces: list[bytes] = []
         try:
             _canonicalise(built)
             for piece in nar.pack(built):
                 hasher.feed(piece)
                 scanner.feed(piece)
+                if hasher.size <= _KEPT_PACKED_BYTES:
+                    pieces.append(piece)
         except FileNotFoundError:
             raise BadOutputError(f"the build did not make {path}") from None
         except NarError as error:
@@ -156,13 +163,27 @@ class DirectoryStore:
         info = PathInfo(path, hasher.hash, hasher.size, tuple(references), bool(scanner.found_markers))
         moved = self._unused_name("built")
         _move(built, moved)
-        return self._install(moved, info)
+        installed = self._install(moved, info)
+        if hasher.size <= _KEPT_PACKED_BYTES:
+            self._keep_packed(info, pieces)
+        return installed
 
     def pack(self, path: str) -> Iterator[bytes]:
         """The archive of a valid path, in pieces."""
         if self.info(path) is None:
             raise StoreError(f"{path} is not in the store")
         return nar.pack(self.real_path(path))
+
+    def take_packed(self, info: PathInfo) -> tuple[bytes, ...] | None:
+        """The pieces of a small path that was registered just now, once (see Store)."""
+        with self._lock:
+            return self._packed.pop((info.path, info.nar_hash), None)
+
+    def _keep_packed(self, info: PathInfo, pieces: Iterable[bytes]) -> None:
+        with self._lock:
+            if len(self._packed) >= _KEPT_PACKED_MAX:
+                del self._packed[next(iter(self._packed))]
+            self._packed[info.path, info.nar_hash] = tuple(pieces)
 
     def pin(self, holder: str, paths: Iterable[str]) -> None:
         """Keep `paths` and all they refer to until `unpin`; adds to what the holder has pinned."""

@@ -1,7 +1,7 @@
 """One upload on one session: an UploadRequest, the bytes, and the commit."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
 import trio
@@ -100,6 +100,8 @@ class Upload:
             case Skip():
                 self._over = True
                 return Uploaded(self._info, pushed=False, granted_at=granted_at)
+            case Relay(offset=0) if (pieces := self._store.take_packed(self._info)) is not None:
+                return await self._relay_at_once(mailbox, pieces, granted_at)
             case Relay(offset=offset):
                 return await self._relay(mailbox, offset, granted_at)
             case other:
@@ -109,15 +111,45 @@ class Upload:
     async def _relay(
         self, mailbox: Mailbox[Message], offset: int, granted_at: float
     ) -> Uploaded | Refused | Again:
-        async def answer() -> Uploaded | Refused | Again:
-            # The server may refuse half-way, so its answer is awaited beside the pushing.
-            message = await mailbox.receive()
-            if isinstance(message, UploadCommitted):
-                return self._committed(message, granted_at)
-            return Refused(self._info.path, "the server answered the upload with something else")
-
         packed, chunks = trio.open_memory_channel[list[bytes]](0)
-        outcome = await race(answer, lambda: self._pack(offset, packed), lambda: self._push(offset, chunks))
+        outcome = await race(
+            # The server may refuse half-way, so its answer is awaited beside the pushing.
+            lambda: self._answer(mailbox, granted_at),
+            lambda: self._pack(offset, packed),
+            lambda: self._push(offset, chunks),
+        )
+        self._note_push(outcome, granted_at)
+        return outcome
+
+    async def _relay_at_once(
+        self, mailbox: Mailbox[Message], pieces: Sequence[bytes], granted_at: float
+    ) -> Uploaded | Refused | Again:
+        """What is small needs no thread, no task and no second packing: one write, one answer."""
+        started = self._spans.now()
+        data = b"".join(compress(pieces) if self._wire.zstd else pieces)
+        self._note_packed(started, len(data))
+        chunk = UploadChunk(request_id=self._id, offset=0, data=data)
+        outcome: Uploaded | Refused | Again = Again.STALLED
+        with contextlib.closing(self._wire.connection.open_bulk(self._id)) as stream:
+            await stream.send(chunk, self._finished(len(data)), end_offset=len(data))
+            with trio.move_on_after(GRANT_WAIT_SECS):
+                outcome = await self._answer(mailbox, granted_at)
+        self._note_push(outcome, granted_at)
+        return outcome
+
+    async def _answer(self, mailbox: Mailbox[Message], granted_at: float) -> Uploaded | Refused | Again:
+        message = await mailbox.receive()
+        if isinstance(message, UploadCommitted):
+            return self._committed(message, granted_at)
+        return Refused(self._info.path, "the server answered the upload with something else")
+
+    def _note_packed(self, started: float, stored_bytes: int) -> None:
+        self._sent = stored_bytes
+        self._compress_span = self._spans.add(
+            SpanKind.COMPRESS, started, nar_bytes=self._info.nar_size, stored_bytes=stored_bytes, paths=1
+        )
+
+    def _note_push(self, outcome: Uploaded | Refused | Again, granted_at: float) -> None:
         if isinstance(outcome, Uploaded):
             self._spans.add(
                 SpanKind.NAR_PUSH,
@@ -127,7 +159,6 @@ class Upload:
                 stored_bytes=self._sent,
                 paths=1,
             )
-        return outcome
 
     async def _pack(self, offset: int, to: trio.MemorySendChannel[list[bytes]]) -> NoReturn:
         """Pack and compress what comes next while the last is sent; one trip to a thread ahead of it."""
@@ -154,10 +185,7 @@ class Upload:
                         await stream.send(message, end_offset=position)
                     if patience.cancelled_caught:
                         return Again.STALLED
-            self._sent = position
-            self._compress_span = self._spans.add(
-                SpanKind.COMPRESS, started, nar_bytes=self._info.nar_size, stored_bytes=position, paths=1
-            )
+            self._note_packed(started, position)
             await stream.send(self._finished(position), end_offset=position)
             await trio.sleep(GRANT_WAIT_SECS)  # the wait for the commit has no deadline on progress
             return Again.STALLED
