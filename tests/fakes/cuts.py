@@ -18,7 +18,7 @@ import zstandard
 from gradient_protocol.address import Address
 from gradient_worker.connector import Dial
 
-__all__ = ["Cut", "Network", "When"]
+__all__ = ["Cut", "Network", "When", "describe", "take_frames"]
 
 _LENGTH_BYTES = 4
 
@@ -97,7 +97,7 @@ class Network:
 
     def passes(self, direction: str, frame: bytes) -> When | None:
         """Count a frame; where the connection breaks at it, None for not at all."""
-        name = f"{direction} {_describe(frame)}"
+        name = f"{direction} {describe(frame)}"
         self._seen[name] += 1
         step = f"{name} #{self._seen[name]}"
         self.steps.append(step)
@@ -143,7 +143,7 @@ class _Line(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._to_send += data
-        for frame in _frames(self._to_send):
+        for frame in take_frames(self._to_send):
             self._check()
             when = self._network.passes(f"{self._name}>", frame)
             passing = {When.BEFORE: b"", When.WITHIN: frame[: len(frame) // 2]}.get(when, frame)  # type: ignore[call-overload]  # None is no cut
@@ -163,7 +163,7 @@ class _Line(trio.abc.Stream):
         return data
 
     async def _receive_frame(self) -> None:
-        for frame in _frames(self._received):
+        for frame in take_frames(self._received):
             when = self._network.passes(f"{self._name}<", frame)
             if when is When.AFTER:
                 self._whole += frame
@@ -192,7 +192,7 @@ class _Line(trio.abc.Stream):
         await self._stream.aclose()
 
 
-def _frames(buffer: bytearray) -> Iterator[bytes]:
+def take_frames(buffer: bytearray) -> Iterator[bytes]:
     """Take whole frames off the beginning of `buffer`."""
     while len(buffer) >= _LENGTH_BYTES:
         end = _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "big")
@@ -203,11 +203,11 @@ def _frames(buffer: bytearray) -> Iterator[bytes]:
         yield frame
 
 
-def _describe(frame: bytes) -> str:
+def describe(frame: bytes) -> str:
     """A frame's message and, of an update, its kind."""
     message = msgpack.unpackb(frame[_LENGTH_BYTES:], strict_map_key=False)
     if message["type"] == "Zstd":
-        return "Zstd " + _describe(bytes(_LENGTH_BYTES) + _decompressed(message["data"]))
+        return "Zstd " + describe(bytes(_LENGTH_BYTES) + _decompressed(message["data"]))
     if message["type"] == "JobUpdate":
         return f"JobUpdate {message['update']['type']}"
     return str(message["type"])

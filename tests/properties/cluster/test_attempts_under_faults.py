@@ -5,7 +5,7 @@ and end a hold by their own clock. After every step the invariants hold; with th
 cluster ends.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import trio
 from gradient_protocol.kinds import JobKind
@@ -13,7 +13,7 @@ from gradient_protocol.messages.server import AbortCluster, AssignJob, StartClus
 from gradient_protocol.messages.worker import AssignJobResponse
 from gradient_server.cluster.states import Seat
 from gradient_server.cluster.verdict import MemberState
-from gradient_server.domain.status import ClusterStatus
+from gradient_server.domain.status import AttemptOutcome, ClusterStatus
 from gradient_server.scheduler.model import AssignedJob
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,43 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.fakes.cluster import ClusterWorld, cluster_info
 from tests.fakes.scheduler import worker
+from tests.properties.cluster.hosts import Held, Host
 
 WORKERS = ("a", "b", "c", "d")
 FINAL = (ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED)
 A_WORKER = st.sampled_from(WORKERS)
-
-
-@dataclass
-class Held:
-    """A member at its worker. `report`: its final state, to be sent until it was stored."""
-
-    assignment_id: str
-    job_id: str
-    attempt: str
-    until: float
-    running: bool = False
-    report: MemberState | None = None
-
-
-@dataclass
-class Host:
-    """One simulated worker with one build slot."""
-
-    name: str
-    connected: bool = False
-    has: dict[str, Held] = field(default_factory=dict)
-    aborted: set[str] = field(default_factory=set)
-    away_since: float = 0.0
-    # The server gave up what it had, at its last absence.
-    given_up: bool = False
-
-    @property
-    def busy(self) -> bool:
-        return any(one.report is None for one in self.has.values())
-
-    @property
-    def runs(self) -> bool:
-        return any(one.running and one.report is None for one in self.has.values())
 
 
 class Faults(RuleBasedStateMachine):
@@ -126,6 +94,17 @@ class Faults(RuleBasedStateMachine):
             self.expire(host)
         trio.run(self.world.scheduler.loops.tick)
         trio.run(self.world.drain_lookups)
+
+    @rule(pick=st.integers(0, 3))
+    def want_again(self, pick: int) -> None:
+        """The store lost the output of a completed cluster; its last members may still be stopping."""
+        completed = [
+            name
+            for name, info in self.world.clusters.clusters.items()
+            if info.status is ClusterStatus.COMPLETED
+        ]
+        if completed:
+            self.world.bus.publish(self.world.clusters.revive(completed[pick % len(completed)]))
 
     # Hosts do what they should
 
@@ -287,13 +266,17 @@ class Faults(RuleBasedStateMachine):
             trio.run(self.world.scheduler.assignment_answered, host.name, response)
 
     def none_is_left_of_earlier_attempts(self, attempt: str) -> None:
-        """A retry waits for the survivors: 300 s at most, and not for hosts that were given up."""
+        """A retry waits for the survivors: 300 s at most, and not for hosts that were given up. Of a
+        completed cluster that runs again the members that still stop are other builds.
+        """
         store = self.world.clusters
         cluster_id = store.attempts[attempt].cluster_id
         for host in self.hosts.values():
             for one in host.has.values():
                 other = store.attempts[one.attempt]
                 if one.attempt != attempt and other.cluster_id == cluster_id and one.running:
+                    if other.outcome is AttemptOutcome.SUCCEEDED:
+                        continue
                     assert other.closed_at is not None
                     late = self.world.clock.monotonic() - other.closed_at
                     assert host.given_up or one.report is not None or late >= 300.0, "a survivor still runs"

@@ -1,7 +1,6 @@
 """Clusters in one database, without a network: everything that may happen to them, and what must hold."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from gradient_protocol.ids import IdSource
@@ -9,9 +8,6 @@ from gradient_protocol.kinds import Compression, FailureKind
 from gradient_protocol.messages.shapes import (
     BuildOutput,
     BuiltOutput,
-    Cluster,
-    ClusterMember,
-    Derivation,
     EvalResult,
     PathSource,
 )
@@ -35,47 +31,15 @@ from gradient_server.graph.sweeps import find_stuck
 
 from tests.fixtures.graph import make_project, make_task, make_worker, store_path
 from tests.fixtures.times import FakeClock
-from tests.integration.graph.pool import derivation, hash_of
+from tests.integration.graph.pool import hash_of
 from tests.properties.clusters.never import NEVER
+from tests.properties.clusters.shape import Shape
 
-__all__ = ["Model", "Shape"]
+__all__ = ["Model"]
 
 INSTANCE = "instance-1"
 SOURCE = store_path("source")
 KINDS = list(FailureKind)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Members 0 to `size`-1, those in `on_base` need `base`; `top` needs one that may be needed."""
-
-    size: int
-    primary: int | None
-    on_base: frozenset[int]
-    budget: int
-
-    @property
-    def names(self) -> list[str]:
-        return [f"m{number}" for number in range(self.size)]
-
-    def tree(self) -> list[Derivation]:
-        needed = self.names[self.primary or 0]
-        parts = [
-            derivation(name, *(["base"] if number in self.on_base else []))
-            for number, name in enumerate(self.names)
-        ]
-        return [derivation("base"), *parts, derivation("top", needed)]
-
-    def cluster(self) -> Cluster:
-        return Cluster(
-            name="group",
-            same_zone=False,
-            retry_budget=self.budget,
-            members=[
-                ClusterMember(drv_path=store_path(f"{name}.drv"), role="node", primary=number == self.primary)
-                for number, name in enumerate(self.names)
-            ],
-        )
 
 
 class Model:

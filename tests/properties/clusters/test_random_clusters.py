@@ -9,7 +9,8 @@ from gradient_server.db.tables import metadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.properties.clusters.model import Model, Shape
+from tests.properties.clusters.model import Model
+from tests.properties.clusters.shape import Shape
 
 EVENTS = (
     *["claim"] * 10,

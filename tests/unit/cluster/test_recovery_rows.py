@@ -8,7 +8,6 @@ import pytest
 from gradient_protocol.kinds import JobKind
 from gradient_server.cluster.verdict import MemberState
 from gradient_server.cluster.why import ClusterStage
-from gradient_server.domain.events import ClusterChanged
 from gradient_server.domain.status import AttemptOutcome, ClusterStatus
 
 from tests.fakes.cluster import cluster_info
@@ -68,16 +67,14 @@ async def test_a_cluster_that_is_wanted_again_while_its_last_members_stop_runs_a
     primary = next(name for name, one in assigned.items() if one.job_id == "build:c-0")
     helper = "b" if primary == "a" else "a"
     await world.report(assigned[primary].assignment_id, MemberState.SUCCEEDED)
-    # Its output was lost: Queued once more, with a new build for the helper.
-    again = (info.members[0], replace(info.members[1], job_key="build:c-9"))
-    world.bus.publish([ClusterChanged("c", ClusterStatus.QUEUED)])
-    world.submit(replace(info, members=again))
+    # Its output was lost.
+    world.bus.publish(world.clusters.revive("c"))
     await world.later(20.0)
     await world.report(assigned[helper].assignment_id, MemberState.ABORTED)
     for name in ("a", "b"):
         world.scheduler.request_job(name, JobKind.BUILD)
     second = await world.start("a", "b")
-    assert {one.job_id for one in second.values()} == {"build:c-0", "build:c-9"}
+    assert {one.job_id for one in second.values()} == {"build:c-0", "build:c-1+"}
     for one in second.values():
         await world.report(one.assignment_id, MemberState.SUCCEEDED)
     assert world.runner.book.get("c") is None
