@@ -80,8 +80,16 @@ class HistoryBook:
             del self._users[key]
 
     def ended(self, job: PendingJob) -> None:
-        """A run of this job ended: whatever is known under its key may have changed."""
-        self._outdate(history_key(job))
+        """A run of this job ended: whatever is known under its key may have changed.
+
+        That nothing is known is forgotten: the next job waits for the read, and is not taken for unmeasured.
+        """
+        key = history_key(job)
+        known = self._known.get(key)
+        if known is not None and not known.samples:
+            del self._known[key]
+            self._stale.discard(key)
+        self._outdate(key)
 
     def outdate_evaluations(self) -> None:
         """The durations of evaluations were measured anew."""

@@ -8,7 +8,8 @@ from gradient_server.scoring.contexts import HistoryPrediction
 
 from tests.fakes.scheduler import build, evaluation
 
-SMALL, LARGE = HistoryPrediction(peak_ram_mb=100.0), HistoryPrediction(peak_ram_mb=900.0)
+SMALL = HistoryPrediction(peak_ram_mb=100.0, samples=3)
+LARGE = HistoryPrediction(peak_ram_mb=900.0, samples=3)
 
 
 def test_jobs_of_one_name_and_architecture_want_one_key() -> None:
@@ -56,6 +57,27 @@ def test_the_end_of_a_run_refreshes_those_that_wait_and_marks_the_rest() -> None
     assert book.take_wanted(9) == [key]
     assert book.put({key: LARGE}) == []
     assert len(woken) == 3
+
+
+def test_after_the_first_run_of_a_name_the_next_job_waits_for_what_it_measured() -> None:
+    book = HistoryBook()
+    first, waits = build("tool-1", pname="tool"), build("tool-2", pname="tool")
+    unmeasured = HistoryPrediction()
+    for job in (first, waits):
+        book.look(job)
+    [key] = book.take_wanted(9)
+    book.put({key: unmeasured})
+    book.forget(first)
+    book.ended(first)
+    # What waits already goes on as it is, and is told within a second; what comes is told first.
+    assert book.look(build("tool-3", pname="tool")) is None
+    assert book.take_wanted(9) == [key]
+    assert book.put({key: SMALL}) == [("build:tool-2", SMALL), ("build:tool-3", SMALL)]
+    # The first row may be of a build that measured nothing: nobody waits for ever.
+    book.put({key: unmeasured})
+    book.ended(first)
+    assert book.look(build("tool-4", pname="tool")) is None
+    assert ("build:tool-4", unmeasured) in book.put(dict.fromkeys(book.take_wanted(9), unmeasured))
 
 
 def test_what_could_not_be_loaded_goes_on_without_and_is_tried_again_later() -> None:
