@@ -11,11 +11,10 @@ USAGE_EXIT = 2
 def start(module: str, program: str, extra: str) -> None:
     """Calls `main` of `module`. Ends with 2 and one line where a library of `extra` is missing."""
     try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
+        importlib.import_module(module).main()
+    except ModuleNotFoundError as error:  # some modules are only imported by the command that needs them
         missing = error.name or ""
         if missing.startswith("gradient_"):
             raise
         sys.stderr.write(f"{program}: {missing} is missing: install gradient-pair[{extra}]\n")
         raise SystemExit(USAGE_EXIT) from None
-    loaded.main()

@@ -204,23 +204,36 @@ def worker_list(as_json: JsonFlag = False) -> None:
 
 @worker_app.command("drain")
 def worker_drain(
-    names: list[str],
-    reason: Annotated[str, typer.Option(help="Shown to whoever asks why; needed, save with --undo.")] = "",
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Workers, by name or id.")],
+    reason: Annotated[
+        str,
+        typer.Option(
+            help="Shown in gradient worker list, and to whoever asks why. Needed, save with --undo."
+        ),
+    ] = "",
     deadline: Annotated[
-        float | None, typer.Option(min=0, help="Seconds until what runs is requeued.")
+        float | None,
+        typer.Option(min=0, help="Seconds until what still runs is requeued; without it, all may end."),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Let them work again.")] = False,
 ) -> None:
-    """Give these workers no new jobs, or let them work again."""
+    """Give these workers no new jobs, or let them work again.
+
+    What runs goes on, until the deadline where there is one; what is left then is requeued, and it costs no
+    try. gradient worker list shows who is drained, why, and until when.
+    """
     if not reason and not undo:
         raise CommandError(
             "say why: --reason TEXT is shown to whoever waits for these workers", ExitCode.USAGE
         )
+    body = {"reason": reason, "deadline_secs": deadline, "undo": undo}
     with Api.from_environment() as api:
-        for name in names:
-            api.post(
-                f"/workers/{part(name)}/drain", {"reason": reason, "deadline_secs": deadline, "undo": undo}
-            )
+        for number, name in enumerate(names):
+            try:
+                api.post(f"/workers/{part(name)}/drain", body)
+            except CommandError as error:
+                done, left = ", ".join(names[:number]) or "none", ", ".join(names[number:])
+                raise CommandError(f"{error} (done: {done}; not done: {left})", error.code) from None
 
 
 @worker_app.command("revoke")

@@ -117,7 +117,9 @@ def print_workers(workers: list[Json]) -> None:
         slots = {kind: worker["slots"].get(kind) for kind in ("Build", "Eval")}
         state = worker["state"]
         if worker.get("draining_reason"):
-            state = f"{state} ({worker['draining_reason']})"
+            until = worker.get("drain_deadline")
+            by = f", until {_time(until)}" if until is not None else ""
+            state = f"{state} ({worker['draining_reason']}{by})"
         table.add_row(
             Text(worker["name"]),
             Text(state),

@@ -8,7 +8,10 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from gradient_cli.errors import ExitCode
+from gradient_cli.api import Api
+from gradient_cli.errors import CommandError, ExitCode
+from gradient_cli.main import app
+from typer.testing import CliRunner
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +47,25 @@ def test_wrong_usage_is_one_line_and_code_2(arguments: tuple[str, ...]) -> None:
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.startswith("gradient: ")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_drain_that_stops_half_way_says_of_whom_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, object]] = []
+
+    def post(_: Api, path: str, body: object) -> dict[str, object]:
+        asked.append((path, body))
+        if "nobody" in path:
+            raise CommandError("there is no worker 'nobody'")
+        return {}
+
+    monkeypatch.setattr(Api, "post", post)
+    drain = ["worker", "drain", "anvil", "nobody", "chisel", "--reason", "new disk", "--deadline", "60"]
+    ended = CliRunner().invoke(app, drain)
+    told = "there is no worker 'nobody' (done: anvil; not done: nobody, chisel)"
+    assert isinstance(ended.exception, CommandError)
+    assert (str(ended.exception), ended.exception.code) == (told, ExitCode.SERVER)
+    body = {"reason": "new disk", "deadline_secs": 60.0, "undo": False}
+    assert asked == [(f"/workers/{name}/drain", body) for name in ("anvil", "nobody")]
 
 
 def test_a_missing_key_file_is_named() -> None:

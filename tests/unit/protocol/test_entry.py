@@ -7,15 +7,19 @@ import pytest
 from gradient_protocol import entry
 
 
-def test_a_missing_library_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(_: str) -> types.ModuleType:
-        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+def missing(*_: str) -> types.ModuleType:
+    raise ModuleNotFoundError("No module named 'rich'", name="rich")
 
-    monkeypatch.setattr(entry.importlib, "import_module", missing)
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_missing_library_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lazy: bool
+) -> None:
+    program = types.ModuleType("a_program")
+    program.main = missing  # type: ignore[attr-defined]  # a command that imports what it alone needs
+    monkeypatch.setattr(entry.importlib, "import_module", (lambda _: program) if lazy else missing)
     with pytest.raises(SystemExit) as ended:
-        entry.start("gradient_cli.main", "gradient", "server")
+        entry.start("a_program", "gradient", "server")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "gradient: rich is missing: install gradient-pair[server]\n"
 
