@@ -19,13 +19,15 @@ class BadRequest(Exception):  # noqa: N818 - what the other side did, not a faul
 class Connection:
     """Requests and answers are msgpack maps, one after the other; an answer carries the request's `id`."""
 
-    __slots__ = ("_unpacker", "_unsent", "socket")
+    __slots__ = ("_unpacker", "_unsent", "socket", "watched")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self.socket = connected
         self._unpacker = msgpack.Unpacker(max_buffer_size=_REQUEST_BYTES_MAX)
         self._unsent = bytearray()
+        self.watched = 0
+        """The events that its owner's selector looks for."""
 
     @property
     def wants_to_write(self) -> bool:
@@ -52,14 +54,13 @@ class Connection:
         return requests
 
     def send(self, answer: dict[str, object]) -> None:
-        """Sends what the socket takes and keeps the rest. Raises OSError, BadRequest."""
+        """Keeps an answer for the next `flush`. Raises BadRequest."""
         self._unsent += msgpack.packb(answer)
         if len(self._unsent) > _UNSENT_BYTES_MAX:
             raise BadRequest("the agent does not read its answers")
-        self.flush()
 
     def flush(self) -> None:
-        """Goes on with what is left. Raises OSError."""
+        """Sends what the socket takes and keeps the rest. Raises OSError."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]

@@ -38,8 +38,9 @@ class Skeletons:
     """Makes the directories of builds, and keeps those of ended ones that are as good as new.
 
     Making and removing directories and files costs more than the fork of a short build (ext4 slows down
-    where many inodes were freed in the last seconds); renaming a directory is a tenth of it. The log is
-    not kept: whoever still reads it must not see the next build's. At most `limit` are kept.
+    where many inodes were freed in the last seconds); renaming a directory is a tenth of it. A log that
+    something was written to is not kept: whoever still reads it must not see the next build's. At most
+    `limit` are kept.
     """
 
     __slots__ = ("_builds_dir", "_limit", "_made", "_spare")
@@ -71,8 +72,10 @@ class Skeletons:
     def remove(self, root: str) -> bool:
         """Removes a build's directory if nothing but our own files is in it; False if there is more."""
         try:
+            log = f"{root}/{layout.LOG}"
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{root}/{layout.LOG}")
+                if os.lstat(log).st_size:
+                    os.unlink(log)
             uid = _owner_if_untouched(root) if len(self._spare) < self._limit else None
             if uid is None:
                 return _remove_empty(root)
@@ -97,9 +100,12 @@ class Skeletons:
 
 def _owner_if_untouched(root: str) -> int | None:
     """The owner of the parts if all are as they were made, and empty."""
-    if names(root) != sorted((*_PARTS, *_RECORDS)):
+    found = names(root)
+    if [name for name in found if name != layout.LOG] != sorted((*_PARTS, *_RECORDS)):
         return None
-    for name in _RECORDS:
+    for name in found:
+        if name in _PARTS:
+            continue
         state = os.lstat(f"{root}/{name}")
         if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1 or state.st_uid != os.getuid():
             return None
@@ -114,7 +120,7 @@ def _owner_if_untouched(root: str) -> int | None:
 
 def _remove_empty(root: str) -> bool:
     try:
-        for name in _RECORDS:
+        for name in (*_RECORDS, layout.LOG):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{root}/{name}")
         for part in _PARTS:

@@ -97,6 +97,7 @@ class Service:
                     self._on_signals(os.read(wakeup_fd, 512))
             self._reap()
             self._tick()
+            self._flush()
         for connection in list(self._connections):
             self._disconnect(connection)
         self._selector.close()
@@ -199,6 +200,7 @@ class Service:
             return
         connection = Connection(connected)
         self._connections.append(connection)
+        connection.watched = selectors.EVENT_READ
         self._selector.register(connected, selectors.EVENT_READ, connection)
 
     def _disconnect(self, connection: Connection) -> None:
@@ -216,16 +218,28 @@ class Service:
         if connection not in self._connections:
             return
         try:
-            connection.flush()
             requests = connection.receive()
             for request in requests or []:
                 self._on_request(connection, request)
-            self._watch(connection)
         except (OSError, BadRequest) as error:
             say(f"a connection broke: {error}")
             requests = None
         if requests is None:
             self._disconnect(connection)
+
+    def _flush(self) -> None:
+        """One write for all that a turn of the loop had to answer."""
+        for connection in list(self._connections):
+            try:
+                connection.flush()
+            except OSError as error:
+                say(f"a connection broke: {error}")
+                self._disconnect(connection)
+                continue
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
+            if wanted != connection.watched:
+                connection.watched = wanted
+                self._selector.modify(connection.socket, wanted, connection)
 
     def _on_request(self, connection: Connection, request: dict[str, object]) -> None:
         request_id, op = request.get("id"), request.get("op")
@@ -244,16 +258,9 @@ class Service:
     def _answer(self, connection: Connection, answer: dict[str, object]) -> None:
         try:
             connection.send(answer)
-            self._watch(connection)
-        except (OSError, BadRequest) as error:
+        except BadRequest as error:
             say(f"a connection broke: {error}")
             self._disconnect(connection)
-
-    def _watch(self, connection: Connection) -> None:
-        if connection not in self._connections:
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
-        self._selector.modify(connection.socket, wanted, connection)
 
     def _hello(self, _: dict[str, object]) -> dict[str, object]:
         return {
