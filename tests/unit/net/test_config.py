@@ -38,6 +38,7 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
         ('baseDir = "a\\u0000"', "baseDir (.*): text without NUL is wanted"),
         ('[proto]\nlisten = ["unix:///a\\u0000"]', "text without NUL is wanted"),
         ("[build]\nmaxAttempts = 0", "1 or more"),
+        ("[scheduler]\nclusterPrepareTimeoutSecs = 0", "a number, 1 or more"),
         ("[worker]\nzone = 'a'", "belongs into the file of gradient-worker"),
         ("[proto]\nlisten = 'tls://0.0.0.0:1'", "set proto.tlsCert and proto.tlsKey"),
         ("[proto]\ntlsCert = '/c'", "set without proto.tlsKey; set both"),
