@@ -265,8 +265,14 @@ def _limit_bytes(path: Path, *, v1: bool) -> int | None:
 
 
 def _limit_hits(path: Path, *, v1: bool) -> int | None:
+    group = _group_above(path, v1=v1)
+    return group.failcnt if isinstance(group, _MemoryV1) else group.events.get("max")
+
+
+@lru_cache(maxsize=_ANCESTORS_MAX)  # each is read twice a build
+def _group_above(path: Path, *, v1: bool) -> _MemoryV1 | _MemoryV2:
     node = Node(str(path))
-    return _MemoryV1(node).failcnt if v1 else _MemoryV2(node).events.get("max")
+    return _MemoryV1(node) if v1 else _MemoryV2(node)
 
 
 def _ancestors(path: Path | None) -> list[Path]:
