@@ -23,7 +23,6 @@ from gradient_protocol.address import (
     server_context,
 )
 from gradient_protocol.ids import IdSource
-from gradient_protocol.messages.common import Draining
 from gradient_protocol.notify import Notifier
 
 from gradient_server import first_start, service
@@ -37,6 +36,7 @@ from gradient_server.db.queries.instances import database_now, register_instance
 from gradient_server.db.runner import Database, open_database
 from gradient_server.graph.jobs import load_pending
 from gradient_server.http_server import serve_http
+from gradient_server.net.farewell import farewell
 from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
@@ -52,8 +52,6 @@ log = structlog.get_logger(__name__)
 
 E = TypeVar("E", bound=Exception)
 
-# How long a stop waits for what has arrived to be committed, and for farewells to leave.
-STOP_SECS: Final = 5.0
 # Of a server that nobody but its tests, or its terminal, watches.
 UNWATCHED: Final = Notifier(None)
 
@@ -225,7 +223,7 @@ async def _run(
             task_status.started(services)
             await stop.wait()
             service.announce_stop(notifier)
-            await _farewell(services)
+            await farewell(services)
             database.end_patience()
             loops.cancel_scope.cancel()
         connections.cancel_scope.cancel()
@@ -308,18 +306,3 @@ async def _listen(config: ServerConfig) -> list[trio.abc.Listener[trio.abc.Strea
                 await trio.aclose_forcefully(listener)
             raise StartError(f"cannot listen on {text}: {error}") from error
     return listeners
-
-
-async def _farewell(services: Services) -> None:
-    """Nothing new; everyone is told; what has arrived is committed; sessions end with their last words."""
-    services.scheduler.drain()
-    services.draining.set()
-    for session in services.sessions:
-        session.send(Draining(reason="the server is stopping"))
-    with trio.move_on_after(STOP_SECS):
-        for session in services.sessions:
-            await session.worked_off()
-        for session in services.sessions:
-            session.end("the server is stopping")
-        for session in services.sessions:
-            await session.done.wait()

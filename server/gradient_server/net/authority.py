@@ -110,7 +110,9 @@ class Authority:
             return None
         if await services.database.read(lambda connection: _owns_jobs(services, connection, hello.worker_id)):
             return None
-        return Refusal(UNAVAILABLE, "the server is full" if full else "the server is stopping")
+        if services.draining.is_set():
+            return Refusal(UNAVAILABLE, "the server is stopping", services.succession.elsewhere())
+        return Refusal(UNAVAILABLE, "the server is full")
 
     async def _hashes(self, worker_id: str) -> Mapping[str, bytes]:
         return await self._services.database.read(lambda connection: registrations(connection, worker_id))

@@ -188,6 +188,11 @@ class Session:
             assignment_id, job_id, is_member, outputs, log_bytes=log_bytes
         )
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether the worker has open assignments."""
+        return bool(self._open)
+
     def held(self, assignment_id: str) -> HeldAssignment | None:
         """The worker's open assignment, None for any other id."""
         return self._open.get(assignment_id)

@@ -20,6 +20,7 @@ from gradient_server.db.queries.instances import (
     beat_instance,
     database_now,
     dead_instances,
+    living_elsewhere,
     take_over,
 )
 from gradient_server.domain.events import Event
@@ -45,6 +46,15 @@ class Succession:
         self._punctuality = Punctuality()
         # Attempts of the dead whose clusters still have one of ours, which has ended already.
         self._attempts_left = False
+        self._elsewhere: list[str] = []
+        self._sent_elsewhere = 0
+
+    def elsewhere(self) -> str | None:
+        """Where a worker without jobs goes from an instance that stops: to the living ones in turn."""
+        if not self._elsewhere:
+            return None
+        self._sent_elsewhere += 1
+        return self._elsewhere[self._sent_elsewhere % len(self._elsewhere)]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Beats for ever. An instance that was succeeded ends; started again it has a new identity."""
@@ -57,7 +67,9 @@ class Succession:
         """One beat; then the dead, if this instance may judge. RuntimeError if it was succeeded itself."""
         services = self._services
         try:
-            beaten_at = await services.database.run(partial(_beat, instance_id=services.instance_id))
+            beaten_at, self._elsewhere = await services.database.run(
+                partial(_beat, instance_id=services.instance_id)
+            )
         except database_errors() as error:
             # Full, or away for longer than it is waited for: whoever reaches it may think us dead.
             log.error("a beat cannot be stored", reason=first_line(error))
@@ -128,10 +140,11 @@ class Succession:
         services.scheduler.load([job for job in waiting if known.get(job.job_id) is None])
 
 
-def _beat(connection: sa.Connection, *, instance_id: str) -> float | None:
-    """The database's time of the beat; None if the instance was succeeded."""
+def _beat(connection: sa.Connection, *, instance_id: str) -> tuple[float | None, list[str]]:
+    """The database's time of the beat, None if the instance was succeeded; where the living others are."""
     now = database_now(connection)
-    return now if beat_instance(connection, instance_id, now=now) else None
+    beaten_at = now if beat_instance(connection, instance_id, now=now) else None
+    return beaten_at, living_elsewhere(connection, but=instance_id, silent_since=now - SILENT_SECS)
 
 
 def _lose(connection: sa.Connection, *, services: "Services", orphans: list[str]) -> tuple[None, list[Event]]:

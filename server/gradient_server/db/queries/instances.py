@@ -21,6 +21,7 @@ __all__ = [
     "database_now",
     "dead_instances",
     "list_instances",
+    "living_elsewhere",
     "other_owner",
     "register_instance",
     "stop_instance",
@@ -113,6 +114,19 @@ def dead_instances(connection: sa.Connection, *, but: str, silent_since: float) 
         row.id != but,
         row.succeeded_by.is_(None),
         row.stopped_at.is_not(None) | (row.heartbeat_at <= silent_since),
+    )
+    return list(connection.scalars(query.order_by(row.started_at, row.id)))
+
+
+def living_elsewhere(connection: sa.Connection, *, but: str, silent_since: float) -> list[str]:
+    """Where workers reach the others that beat after `silent_since`, in the order of their starts."""
+    row = instance.c
+    query = sa.select(row.advertise_url).where(
+        row.id != but,
+        row.advertise_url.is_not(None),
+        row.succeeded_by.is_(None),
+        row.stopped_at.is_(None),
+        row.heartbeat_at > silent_since,
     )
     return list(connection.scalars(query.order_by(row.started_at, row.id)))
 
