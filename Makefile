@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 # CI sets CONSTRAINTS=.ci/constraints.txt, so that it always runs the versions that were tested.
 CONSTRAINTS ?=
-# So many processes run tests side by side; those of a file stay together, for they share what is dear to set up.
+# So many processes run tests side by side; those of a file stay together, for they share what is dear
+# to set up, and the slow ones come first, in the order of their names.
 JOBS ?= logical
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
@@ -20,7 +21,7 @@ demo: $(STAMP)
 	$(BIN)/gradient demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: lint types contracts
 
