@@ -59,7 +59,7 @@ def _load(flags: dict[str, str]) -> Loaded:
 
 def _effective(loaded: Loaded) -> dict[str, str]:
     return {
-        option.dotted: f"{getattr(loaded.config, option.field)} ({loaded.origins[option.dotted]})"
+        option.key: f"{getattr(loaded.config, option.field)} ({loaded.origins[option.key]})"
         for option in OPTIONS
     }
 

@@ -44,6 +44,7 @@ def test_file_then_environment_then_flags(tmp_path: Path) -> None:
         ("[proto]\ntlsCert = '/c'", "set without proto.tlsKey; set both"),
         ("[database]\nurl = 'mysql://x'", "must be sqlite"),
         ("[database]\nurl = 'postgresql://u:hunter2@h/d'", "set proto.advertiseUrl"),
+        ("proto = 3", r"`proto` must be a table: \[proto\]"),
         ("port = [", "is no TOML file"),
     ],
 )

@@ -39,7 +39,7 @@ def test_flags_beat_variables_beat_the_file(tmp_path: Path) -> None:
 
 
 def test_names_of_the_specification() -> None:
-    names = {option.dotted: (option.variable, option.flag) for option in OPTIONS}
+    names = {option.key: (option.variable, option.flag) for option in OPTIONS}
     assert names["worker.serverUrl"] == ("GRADIENT_WORKER_SERVER_URL", "--server-url")
     assert names["worker.system.cpuCoreScore"] == (
         "GRADIENT_WORKER_SYSTEM_CPU_CORE_SCORE",
