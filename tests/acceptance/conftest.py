@@ -50,3 +50,23 @@ def pool() -> Iterator[Pool]:
         made.start_server("--build-retry-backoff-secs", "0.2", "--scheduler-scoring-policy", "simple")
         made.start_worker("host-a", "--build-max-concurrent", "4")
         yield made
+
+
+@pytest.fixture(scope="module")
+def memory_cgroup() -> Iterator[Path]:
+    """A cgroup of our own with the memory controller, on v1 or v2."""
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    parent = v1 if v1.is_dir() else v2
+    if not os.access(parent, os.W_OK) or not (v1.is_dir() or (v2 / "cgroup.subtree_control").exists()):
+        pytest.skip("no cgroup with the memory controller may be made here (root is needed)")
+    path = parent / f"gradient-acceptance-{os.getpid()}"
+    path.mkdir()
+    if not any(path.glob("memory.*")):
+        path.rmdir()
+        pytest.skip("the memory controller is not available here")
+    yield path
+    for hierarchy in [*Path("/sys/fs/cgroup").glob(f"*/{path.name}"), path]:
+        for below in sorted(hierarchy.rglob("*/"), reverse=True):
+            below.rmdir()
+        if hierarchy.exists():
+            hierarchy.rmdir()
