@@ -24,8 +24,6 @@ from tests.fakes.scheduler import START, FakeClaimStore, SteppedClock, wire_job
 
 __all__ = ["FakeClusterStore"]
 
-_FINAL = (ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED)
-
 
 @dataclass
 class FakeAttempt:
@@ -67,7 +65,7 @@ class FakeClusterStore:
         wanted = [
             info
             for key, info in self.clusters.items()
-            if (info.status not in _FINAL if cluster_ids is None else key in cluster_ids)
+            if (not info.status.is_final if cluster_ids is None else key in cluster_ids)
         ]
         return [self._with_attempts(info) for info in wanted]
 

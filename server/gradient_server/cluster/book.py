@@ -18,7 +18,6 @@ from gradient_server.domain.status import ClusterStatus
 __all__ = ["AFTER_FAILED_PREPARE_SECS", "ClusterBook", "Entry"]
 
 AFTER_FAILED_PREPARE_SECS: Final = 30.0
-_ENDED: Final = frozenset({ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED})
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ class ClusterBook:
 
     def learn(self, info: ClusterInfo, now: float) -> None:
         """What the database has of a cluster; replaces what was known."""
-        if info.status in _ENDED:
+        if info.status.is_final:
             self.forget(info.id)
             return
         entry = self.clusters.get(info.id)

@@ -5,7 +5,6 @@ planned by `passes`. What it decides, it decides in memory and at once.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import structlog
 import trio
@@ -50,8 +49,6 @@ from gradient_server.scheduler.worker import Worker
 __all__ = ["ClusterRunner"]
 
 log = structlog.get_logger(__name__)
-
-_FINAL: Final = frozenset({ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED})
 
 
 class ClusterRunner:
@@ -269,7 +266,7 @@ class ClusterRunner:
 
     def _cluster_changed(self, event: ClusterChanged) -> None:
         attempt = self.attempts.of_cluster(event.cluster_id)
-        if event.status not in _FINAL:
+        if not event.status.is_final:
             self.book.set_status(event.cluster_id, event.status)
         elif attempt is None:
             self.book.forget(event.cluster_id)

@@ -89,6 +89,11 @@ class ClusterStatus(enum.StrEnum):
     FAILED = "Failed"
     ABORTED = "Aborted"
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended; one that has may be wanted, and so Queued, again."""
+        return self in (ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED)
+
 
 class AttemptOutcome(enum.StrEnum):
     """How one try of a cluster ended (cluster-jobs.md, Tables)."""

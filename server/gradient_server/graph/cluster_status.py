@@ -16,12 +16,11 @@ _SET = sql.statement(
     " AND status IN ('Queued', 'Running') RETURNING id"
 )
 _FREE = sql.statement("DELETE FROM cluster_reservation WHERE cluster_job = :id")
-_FINAL = (ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED)
 
 
 def set_cluster_status(work: Work, cluster: str, status: ClusterStatus) -> bool:
     """Moves a cluster that has not ended; False, and nothing, if it has."""
-    final = status in _FINAL
+    final = status.is_final
     parameters = {"id": cluster, "status": status.value, "finished_at": work.now if final else None}
     if not sql.run(work.connection, _SET, parameters):
         return False

@@ -16,7 +16,7 @@ from gradient_server.web.live import live_of_job
 
 __all__ = ["FINAL", "ClusterWhyAnswer", "cluster_why", "with_expected_start"]
 
-FINAL = frozenset({ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED})
+FINAL = frozenset(status for status in ClusterStatus if status.is_final)
 SHOWN_WAITS = 3
 
 

@@ -24,7 +24,6 @@ from tests.fakes.scheduler import worker
 from tests.properties.cluster.hosts import Held, Host
 
 WORKERS = ("a", "b", "c", "d")
-FINAL = (ClusterStatus.COMPLETED, ClusterStatus.FAILED, ClusterStatus.ABORTED)
 A_WORKER = st.sampled_from(WORKERS)
 
 
@@ -98,13 +97,21 @@ class Faults(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 3))
     def want_again(self, pick: int) -> None:
         """The store lost the output of a completed cluster; its last members may still be stopping."""
-        completed = [
-            name
-            for name, info in self.world.clusters.clusters.items()
-            if info.status is ClusterStatus.COMPLETED
-        ]
+        infos = self.world.clusters.clusters.values()
+        completed = [info.id for info in infos if info.status is ClusterStatus.COMPLETED]
         if completed:
             self.world.bus.publish(self.world.clusters.revive(completed[pick % len(completed)]))
+
+    @rule()
+    def complete_and_want_again(self) -> None:
+        """A primary succeeds, and its cluster is wanted again before a helper has heard of it."""
+        infos = self.world.clusters.clusters.values()
+        primaries = {info.members[0].job_key for info in infos if info.members[0].primary}
+        for name, host in self.hosts.items():
+            if host.runs and any(one.job_id in primaries for one in host.has.values()):
+                self.finish(name=name, state=MemberState.SUCCEEDED)
+                self.commit(steps=3)
+                self.want_again(pick=0)
 
     # Hosts do what they should
 
@@ -192,7 +199,7 @@ class Faults(RuleBasedStateMachine):
         if really:
             return
         cluster_id = data.draw(st.sampled_from(sorted(self.world.clusters.clusters)))
-        if self.world.clusters.clusters[cluster_id].status not in FINAL:
+        if not self.world.clusters.clusters[cluster_id].status.is_final:
             self.world.bus.publish(self.world.clusters.abort(cluster_id))
 
     # The hosts' side of the protocol
@@ -361,7 +368,7 @@ class Faults(RuleBasedStateMachine):
                 self.connect(host)
         for _ in range(360):
             trio.run(self.world.drain_work)
-            if all(info.status in FINAL for info in self.world.clusters.clusters.values()):
+            if all(info.status.is_final for info in self.world.clusters.clusters.values()):
                 break
             for name, host in self.hosts.items():
                 self.read(host, answer=True)
@@ -372,7 +379,7 @@ class Faults(RuleBasedStateMachine):
             self.pass_time(seconds=10.0)
             self.plan()
         states = {key: info.status for key, info in self.world.clusters.clusters.items()}
-        assert all(status in FINAL for status in states.values()), states
+        assert all(status.is_final for status in states.values()), states
         for host in self.hosts.values():
             self.read(host, answer=True)
         trio.run(self.world.drain_work)
