@@ -161,6 +161,12 @@ class _Stream:
             key = build_key(event.build)
             self._watcher.note_job(key, event.name, ended=BuildStatus(event.status).is_final)
             self._running.changed(key, event)
+            worker = event.worker
+            assignment = self._services.scheduler.pool.by_job.get(key)
+            if event.status == BuildStatus.ASSIGNED and assignment is not None:
+                # Whoever joins a build that runs already does not know where.
+                worker = assignment.worker_name
+                self._running.told(key, assignment, Live())
             return sse(
                 "build",
                 {
@@ -168,7 +174,7 @@ class _Stream:
                     "name": event.name,
                     "attr": self._running.attrs.get(key),
                     "status": event.status,
-                    "worker": event.worker,
+                    "worker": worker,
                     "error": event.error,
                 },
             )

@@ -129,6 +129,11 @@ async def test_progress_that_a_worker_tells_is_seen_wherever_its_jobs_are_shown(
 
         build = await worker.accept(JobKind.BUILD)
         build_id = build.assignment_id
+        while (told := await next_named(stream, "build"))["status"] != "Assigned":
+            pass
+        # Another evaluation that joins it does not know by whom it is built.
+        site.services.bus.publish([BuildChanged(told["id"], (evaluation,), "only-1", "Assigned")])
+        assert await next_named(stream, "build") == told
         worker.send(w.JobUpdate(assignment_id=build_id, update=Stage(stage=JobStage.PREFETCH)))
         worker.send(w.BuildProgress(assignment_id=build_id, done=3, total=12))
         while (stage := await next_named(stream, "stage"))["total"] is None:
