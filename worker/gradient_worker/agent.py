@@ -131,10 +131,11 @@ class Agent:
         if job is not None and job.state is ResumeState.RUNNING and not job.begun:
             self._start(job)
 
-    def recover(self, found: Recovered, *, at_runner: bool) -> None:
+    def recover(self, found: Recovered, *, at_runner: bool, agents_died: int | None = None) -> None:
         """Take up an assignment that an earlier agent left (protocol.md, "Lost connections").
 
-        `at_runner`: its runner still runs the build, or it ended unread.
+        `at_runner`: its runner still runs the build, or it ended unread. `agents_died`: it is given up,
+        for so many agents died of it.
         """
         assign = found.assign
         job = Job(
@@ -149,7 +150,7 @@ class Agent:
             job.state = ResumeState.DONE
         else:
             self.slots.adopt(job.kind, assign.assignment_id)
-            lost = _lost_with_the_agent(found, at_runner=at_runner)
+            lost = _lost_with_the_agent(found, at_runner=at_runner, agents_died=agents_died)
             if lost is not None:
                 self.jobs.finish(job, lost)
             elif found.built:
@@ -290,6 +291,8 @@ class Agent:
         """Stop every job that has no final report."""
         for job in self.jobs:
             if not job.reports.finished:
+                if stop.cause is StopCause.HANDED_OVER:
+                    self.shop.journal.left(job.assignment_id)
                 job.stop(stop)
 
     def resumed(self) -> None:
@@ -303,8 +306,11 @@ class Agent:
         return peaks if live or peaks is None else {}
 
 
-def _lost_with_the_agent(found: Recovered, *, at_runner: bool) -> Failure | None:
+def _lost_with_the_agent(found: Recovered, *, at_runner: bool, agents_died: int | None) -> Failure | None:
     """Why a journalled assignment cannot go on; None where it can."""
+    if agents_died is not None:
+        text = f"{agents_died} agents of the worker died while they had it"
+        return failure(FailureKind.TRANSIENT, text)
     if found.state is ResumeState.HELD:
         return failure(FailureKind.ABORTED, "the worker's agent was restarted")
     if not isinstance(found.assign.job, BuildJob):

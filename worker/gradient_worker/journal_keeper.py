@@ -63,6 +63,16 @@ class JournalKeeper:
         data = encode(start)
         self._write(lambda: self._journal.record_started(assignment_id, data))
 
+    def left(self, assignment_id: str) -> None:
+        """This agent hands the assignment over."""
+        self._write(lambda: self._journal.record_left(assignment_id))
+
+    def taken_up(self, assignment_id: str) -> int:
+        """This agent takes over what it found. Returns how many that had it died."""
+        self._write(lambda: self._journal.record_taken_up(assignment_id))
+        known = self._journal.assignments.get(assignment_id)
+        return 0 if known is None else known.agents_died
+
     def report(self, assignment_id: str, seq: int, message: Message, send_id: str | None = None) -> None:
         """Keep a report until it is acknowledged; one under the same `seq` replaces it."""
         data = encode(message)

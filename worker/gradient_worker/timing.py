@@ -2,6 +2,7 @@
 
 __all__ = [
     "ACK_WAIT_AT_EXIT_SECS",
+    "AGENT_DEATHS",
     "ATTEMPT_TOMBSTONE_SECS",
     "BACKOFF_FIRST_SECS",
     "BACKOFF_LIMIT_SECS",
@@ -60,6 +61,9 @@ GRANT_WAIT_SECS = 3600.0
 
 ERROR_FLUSH_SECS = 1.0
 """How long an Error may take to leave before the stream is closed."""
+
+AGENT_DEATHS = 8
+"""Agents that may die while they have an assignment, until it is taken for what kills them."""
 
 HAND_OVER_FLUSH_SECS = 2.0
 """How long an agent that hands over may take to say so."""

@@ -18,6 +18,8 @@ records = st.one_of(
         lambda i, d, h: lambda j: j.record_assignment(i, f"job-{i}", d, held=h), ids, data, st.booleans()
     ),
     st.builds(lambda i, d: lambda j: j.record_started(i, d), ids, st.none() | data),
+    st.builds(lambda i: lambda j: j.record_left(i), ids),
+    st.builds(lambda i: lambda j: j.record_taken_up(i), ids),
     st.builds(
         lambda i, n, d, s: lambda j: j.record_report(i, n, d, s), ids, numbers, data, st.none() | names
     ),

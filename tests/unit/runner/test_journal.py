@@ -151,3 +151,21 @@ def test_a_full_disk_is_told_once_and_made_good_later(
     assert not journal.is_behind
     journal.close()
     assert reopened(path)["a"].reports == {1: b"one", 2: b"two", 3: b"three"}
+
+
+def test_agents_that_died_are_told_from_those_that_left(tmp_path: Path) -> None:
+    def next_agent() -> Journal:
+        journal.close()
+        return Journal.open(tmp_path / "journal")
+
+    journal = Journal.open(tmp_path / "journal")
+    journal.record_assignment("a", "job", b"")
+    for died in (1, 2):
+        journal = next_agent()
+        journal.record_taken_up("a")
+        assert journal.assignments["a"].agents_died == died
+    journal.record_left("a")
+    journal = next_agent()
+    journal.record_taken_up("a")
+    assert journal.assignments["a"].agents_died == 2
+    journal.close()

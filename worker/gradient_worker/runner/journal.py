@@ -41,7 +41,8 @@ class JournaledAssignment:
     n, those that no `recv` has taken; `signal_n` the last n received, None if none was. `send_ids`: the
     seq of the report of each local `send`; `refused`: the reasons of those that the server refused, by seq.
     `takes`: the id of the request that took a signal, by n, the last ones. `barriers`: how many of each
-    name were passed. `start_cluster`: the encoded message that started a member.
+    name were passed. `start_cluster`: the encoded message that started a member. `agents_died`: agents
+    that had it and went without a word; `agent_left`: the last one said that it goes.
     """
 
     assignment_id: str
@@ -60,6 +61,8 @@ class JournaledAssignment:
     takes: dict[int, str] = field(default_factory=dict)
     barriers: dict[str, int] = field(default_factory=dict)
     start_cluster: bytes | None = None
+    agents_died: int = 0
+    agent_left: bool = False
 
 
 class Journal:
@@ -116,6 +119,14 @@ class Journal:
     def record_started(self, assignment_id: str, start_cluster: bytes | None = None) -> None:
         """A held job began to run, by this message."""
         self._record("started", assignment_id, start_cluster)
+
+    def record_left(self, assignment_id: str) -> None:
+        """The agent hands it over to the next one."""
+        self._record("left", assignment_id)
+
+    def record_taken_up(self, assignment_id: str) -> None:
+        """An agent found it: the one before died, unless it had left."""
+        self._record("taken-up", assignment_id)
 
     def record_report(self, assignment_id: str, seq: int, message: bytes, send_id: str | None = None) -> None:
         """A numbered report is about to be sent; `send_id` where a local `send` became it."""
@@ -243,6 +254,8 @@ class Journal:
                 known.signals_taken,
             ]
             yield ["log", name, known.log_offset]
+            if known.agents_died or known.agent_left:
+                yield ["agents", name, known.agents_died, known.agent_left]
             if known.start_cluster is not None:
                 yield ["cluster", name, known.start_cluster]
             yield from (["report", name, seq, message] for seq, message in known.reports.items())
@@ -274,6 +287,13 @@ def _apply_to(known: JournaledAssignment, kind: str, rest: list[Any]) -> None:
             known.reports = {number: report for number, report in known.reports.items() if number > seq}
         case "log", [offset]:
             known.log_offset = offset
+        case "left", []:
+            known.agent_left = True
+        case "taken-up", []:
+            known.agents_died += not known.agent_left
+            known.agent_left = False
+        case "agents", [agents_died, agent_left]:
+            known.agents_died, known.agent_left = agents_died, agent_left
         case "counts", [acknowledged_seq, last_seq, signal_n, signals_taken]:
             known.acknowledged_seq, known.last_seq = acknowledged_seq, last_seq
             known.signal_n, known.signals_taken = signal_n, signals_taken
