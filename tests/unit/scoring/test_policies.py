@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import structlog
-from gradient_server.scoring import weights
+from gradient_server.scoring import rules, weights
 from gradient_server.scoring.columns import JobColumns
 from gradient_server.scoring.contexts import InstanceContext, Windowed, WorkerContext, WorkerMetricsView
 from gradient_server.scoring.policy import (
@@ -36,6 +36,11 @@ def test_the_tables_are_those_of_the_policies_page() -> None:
     assert [spec.rule.name for spec in resource_aware_table() if not spec.enabled] == ["FairShareRule"]
     assert [entry.name for entry in rule_catalogue()] == [*SIMPLE, "ResourceSaturationRule", "FairShareRule"]
     assert all(entry.description.endswith(".") for entry in rule_catalogue())
+
+
+def test_every_rule_is_in_the_full_table() -> None:
+    exported = {getattr(rules, name).name for name in rules.__all__}
+    assert exported == {spec.rule.name for spec in resource_aware_table()}
 
 
 def test_the_work_share_is_used_where_a_rule_reads_it() -> None:
