@@ -81,7 +81,7 @@ class Pool:
         )
 
     async def until(
-        self, statement: str, wanted: object, *, within_secs: float = 5.0, **parameters: object
+        self, statement: str, wanted: object, *, within_secs: float = 30.0, **parameters: object
     ) -> None:
         """Waits until the database says so."""
         found = None

@@ -192,7 +192,7 @@ class FakeSession:
         return listed
 
     async def expect(
-        self, kind: type[M], matches: Callable[[M], bool] = lambda _: True, *, within_secs: float = 10
+        self, kind: type[M], matches: Callable[[M], bool] = lambda _: True, *, within_secs: float = 30
     ) -> M:
         """The first message of this class (that matches), which is taken from `messages`."""
         with trio.fail_after(within_secs):

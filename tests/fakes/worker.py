@@ -55,12 +55,12 @@ class FakeWorker:
         """Queue a control message."""
         self.connection.send(message)
 
-    async def expect(self, kind: type[M], *, within_secs: float = 5.0) -> M:
+    async def expect(self, kind: type[M], *, within_secs: float = 30.0) -> M:
         """The next message of this class, whatever else came before it. AssertionError if none does."""
         return await self.expect_where(kind, lambda _: True, within_secs=within_secs)
 
     async def expect_where(
-        self, kind: type[M], matches: Callable[[M], bool], *, within_secs: float = 5.0
+        self, kind: type[M], matches: Callable[[M], bool], *, within_secs: float = 30.0
     ) -> M:
         """The next message of this class that matches."""
         with trio.move_on_after(within_secs):
@@ -94,7 +94,7 @@ class FakeWorker:
         """The final report of a success."""
         self.send(w.JobCompleted(assignment_id=assignment_id, seq=seq, spans=[], spans_dropped=0))
 
-    async def accept(self, kind: JobKind, *, within_secs: float = 5.0) -> server.AssignJob:
+    async def accept(self, kind: JobKind, *, within_secs: float = 30.0) -> server.AssignJob:
         """Ask for a job of this kind, score what is offered, and accept what comes."""
         self.send(w.RequestJob(kind=kind))
         while True:

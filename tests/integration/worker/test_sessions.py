@@ -14,6 +14,8 @@ from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
 from gradient_protocol.messages.common import Draining, Error
 from gradient_worker import shutdown
+from gradient_worker.runner.client import RunnerClient
+from gradient_worker.runner.values import BuildExit, RunnerGone
 
 from tests.fakes.agent import Rig, store_path
 from tests.fakes.server import PEER
@@ -22,7 +24,7 @@ Assign = Callable[..., server.AssignJob]
 
 
 async def appears(file: Path) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while not file.exists():
             await trio.sleep(0.01)
 
@@ -112,6 +114,34 @@ async def test_a_build_outlives_its_agent(
         go.touch()
         await session.expect(w.JobCompleted)
         assert bytes(rig.server.logs[job.assignment_id]) == b"before\nafter\n"
+
+
+async def test_an_agent_that_goes_takes_the_end_of_its_connection_for_no_end_of_a_build(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = trio.Event()
+
+    async def wait(_client: RunnerClient, _assignment_id: str) -> BuildExit:
+        """As it ends where the connection to the runner is cancelled first."""
+        waits.set()
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise RunnerGone("the runner is gone") from None
+
+    job = assign("sleep 0.2; echo > $out")
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        with monkeypatch.context() as patched:
+            patched.setattr(RunnerClient, "wait", wait)
+            session.send(job)
+            with trio.fail_after(30):
+                await waits.wait()
+    async with rig.agent():
+        session = await rig.server.session(nursery, resume=False)
+        listed = await session.resume()
+        assert [one.state for one in listed.running] == [ResumeState.RUNNING]
+        await session.expect(w.JobCompleted)
 
 
 async def test_reports_outlive_the_agent(rig: Rig, assign: Assign, nursery: trio.Nursery) -> None:

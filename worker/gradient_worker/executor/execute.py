@@ -40,6 +40,8 @@ async def _to_final_report(shop: Workshop, jobs: Jobs, job: Job) -> None:
         try:
             outcome = await _run(shop, job)
         except Exception as error:
+            # Where the agent goes, what the job works with may go first: that says nothing of the job.
+            await trio.lowlevel.checkpoint_if_cancelled()
             outcome = of_exception(error)
             logger.error("job failed by the worker", assignment_id=job.assignment_id, exc_info=error)
     if job.scope.cancelled_caught:
