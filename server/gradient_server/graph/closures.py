@@ -15,10 +15,11 @@ _PATHS = sql.statement(
     " UNION SELECT r.reference FROM c JOIN cached_path_reference r ON r.path = c.path)"
     " SELECT p.path, p.nar_hash, p.nar_size FROM c JOIN cached_path p ON p.path = c.path"
 )
+# CROSS JOIN: SQLite keeps to this order; by itself it reads every reference there is, in this one's order.
 _REFERENCES = sql.statement(
     "WITH RECURSIVE c(path) AS (SELECT p.path FROM cached_path p WHERE p.path IN [roots]"
     " UNION SELECT r.reference FROM c JOIN cached_path_reference r ON r.path = c.path)"
-    " SELECT r.path, r.reference FROM c JOIN cached_path_reference r ON r.path = c.path"
+    " SELECT r.path, r.reference FROM c CROSS JOIN cached_path_reference r WHERE r.path = c.path"
     " ORDER BY r.path, r.reference"
 )
 

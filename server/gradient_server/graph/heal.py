@@ -37,8 +37,9 @@ _TO_RESET = sql.statement(
     " UNION SELECT e.derivation FROM up JOIN derivation_dependency e ON e.dependency = up.id"
     " AND NOT e.runtime_only"
     "  JOIN below ON below.id = e.derivation)"
-    " SELECT b.id FROM derivation_build b JOIN up ON up.id = b.derivation WHERE b.status ="
-    " 'Completed' ORDER BY b.id"
+    # CROSS JOIN: SQLite keeps to this order; by itself it reads every build, in that of their ids.
+    " SELECT b.id FROM up CROSS JOIN derivation_build b WHERE b.derivation = up.id"
+    " AND b.status = 'Completed' ORDER BY b.id"
 )
 
 

@@ -99,7 +99,8 @@ _ATTEMPTS = sql.statement(
     " COALESCE(t.outcome, a.status),"
     " t.error, a.log_bytes, a.log_truncated, a.score_breakdown FROM dispatched_job a"
     " LEFT JOIN worker w ON w.id = a.worker LEFT JOIN build_attempt t ON t.assignment = a.id"
-    " WHERE a.job_key = :job_key ORDER BY a.assigned_at DESC, a.id DESC LIMIT :limit"
+    " WHERE (a.derivation_build = :id OR a.evaluation = :id) AND a.job_key = :job_key"
+    " ORDER BY a.assigned_at DESC, a.id DESC LIMIT :limit"
 )
 _BUILDS_BY_ID = sql.statement(
     "SELECT id FROM derivation_build WHERE substr(id, 1, :length) = :prefix ORDER BY id LIMIT :limit"
@@ -202,7 +203,9 @@ def _evaluation_job_view(connection: sa.Connection, job_key: str, evaluation: st
 
 
 def _attempts(connection: sa.Connection, job_key: str) -> list[AttemptView]:
-    rows = sql.run(connection, _ATTEMPTS, {"job_key": job_key, "limit": MAX_ATTEMPTS})
+    # By the id, which has an index: only open assignments have one by their job's key.
+    parameters = {"id": split_job_key(job_key)[1], "job_key": job_key, "limit": MAX_ATTEMPTS}
+    rows = sql.run(connection, _ATTEMPTS, parameters)
     return [
         AttemptView(
             assignment=row[0],
