@@ -40,6 +40,7 @@ from gradient_server.net.farewell import farewell
 from gradient_server.net.listener import Door
 from gradient_server.net.services import Services
 from gradient_server.storage.durable import StorageError
+from gradient_server.storage.retention import FIRST_PASS_SECS
 from gradient_server.web.app import create_app
 from gradient_server.wiring import build_services, make_ids, tune_interpreter
 
@@ -238,7 +239,7 @@ async def _start_loops(services: Services, loops: trio.Nursery) -> None:
     await loops.start(services.windows.run)
     await loops.start(services.graces.run)
     await loops.start(services.uploads.run)
-    await loops.start(services.retention.run)
+    await loops.start(partial(services.retention.run, first_after_secs=FIRST_PASS_SECS))
     await loops.start(services.succession.run)
 
 

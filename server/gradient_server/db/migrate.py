@@ -52,7 +52,11 @@ def migrate(url: str | sa.URL) -> Migration:
         engine = make_write_engine(parsed)
         try:
             with _locked(engine) as connection:
-                return _upgrade(connection)
+                done = _upgrade(connection)
+                # A look through the whole database, seconds where it is large.
+                if done.changed and connection.dialect.name == "sqlite":
+                    _check_foreign_keys(connection)
+                return done
         except sa.exc.DatabaseError as error:
             raise DatabaseUnusableError(f"cannot migrate {shown_url(parsed)}: {first_line(error)}") from error
         finally:
@@ -90,7 +94,6 @@ def _locked(engine: sa.Engine) -> Iterator[sa.Connection]:
             driver.execute("PRAGMA foreign_keys=OFF").close()  # type: ignore[union-attr]  # it is open
             with connection.begin():
                 yield connection
-                _check_foreign_keys(connection)
         else:
             with connection.begin():
                 # Held to the end of the transaction.

@@ -49,23 +49,29 @@ class Sweeps:
         self._last_queued = ""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """All of them, for ever. Started after the first pass of each."""
+        """All of them, for ever. Started after the first pass of each but the watchdog's, which looks
+        through every open evaluation.
+        """
         loops: tuple[tuple[Sweep, float, Callable[[], Awaitable[int]]], ...] = (
             (Sweep.UNCONFIRMED_ABORTS, _ABORTS_EVERY_SECS, self.reap_unconfirmed_aborts),
             (Sweep.DRAIN_DEADLINES, _ABORTS_EVERY_SECS, self.end_drains),
             (Sweep.ABANDONED_DISPATCH, _ABANDONED_EVERY_SECS, self.close_abandoned_dispatches),
-            (Sweep.EVALUATION_WATCHDOG, _WATCHDOG_EVERY_SECS, self.watch_evaluations),
         )
         async with trio.open_nursery() as nursery:
             for sweep, every_secs, one_pass in loops:
                 await self.one(sweep, one_pass)
-                nursery.start_soon(self._again, sweep, every_secs, one_pass)
+                nursery.start_soon(self._again, sweep, every_secs, every_secs, one_pass)
+            watchdog = Sweep.EVALUATION_WATCHDOG
+            nursery.start_soon(self._again, watchdog, 0.0, _WATCHDOG_EVERY_SECS, self.watch_evaluations)
             task_status.started()
 
-    async def _again(self, sweep: Sweep, every_secs: float, one_pass: Callable[[], Awaitable[int]]) -> None:
+    async def _again(
+        self, sweep: Sweep, first_secs: float, every_secs: float, one_pass: Callable[[], Awaitable[int]]
+    ) -> None:
+        await trio.sleep(first_secs)
         while True:
-            await trio.sleep(every_secs)
             await self.one(sweep, one_pass)
+            await trio.sleep(every_secs)
 
     async def one(self, sweep: Sweep, one_pass: Callable[[], Awaitable[int]]) -> None:
         """One pass, with its figures."""

@@ -26,11 +26,13 @@ from gradient_server.storage.orphans import collect_logs, collect_orphans, delet
 if TYPE_CHECKING:
     from gradient_server.net.services import Services
 
-__all__ = ["PASS_SECS", "Retention"]
+__all__ = ["FIRST_PASS_SECS", "PASS_SECS", "Retention"]
 
 log = structlog.get_logger(__name__)
 
 PASS_SECS: Final = 3600.0
+# A server that starts has something better to do than to look through all of its database.
+FIRST_PASS_SECS: Final = 60.0
 # Between two batches, so that a large collection takes no more than a part of the database's time.
 _PAUSE_SECS: Final = 0.01
 
@@ -51,11 +53,17 @@ class Retention:
             self._unused[event.object] = None
             self._wake.set()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """A pass at the start and every hour; objects when they become unused."""
+    async def run(
+        self,
+        *,
+        first_after_secs: float = 0.0,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """A pass `first_after_secs` after the start and every hour; objects when they become unused."""
         task_status.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._delete_for_ever)
+            await trio.sleep(first_after_secs)
             while True:
                 began = self._services.clock.monotonic()
                 await self.collect()

@@ -22,7 +22,7 @@ from gradient_server.graph.settle import settle_verdict
 from gradient_server.graph.verdicts import Settlement
 
 from tests.fixtures.graph import store_path
-from tests.integration.graph.pool import INSTANCE, Pool, derivation, hash_of
+from tests.integration.graph.pool import INSTANCE, Pool, derivation, hash_of, object_of
 
 __all__ = ["INSTANCE", "ClusterPool", "Group", "cluster", "members", "race"]
 
@@ -191,7 +191,7 @@ class ClusterPool(Pool):
                 request,
                 nar_hash=hash_of(path),
                 nar_size=100,
-                object_name=f"object-{request}",
+                object_name=object_of(request),
                 file_size=50,
                 compression="zstd",
                 references=[],

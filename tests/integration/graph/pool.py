@@ -37,7 +37,7 @@ from gradient_server.graph.submit import submit_evaluation
 from tests.fixtures.graph import make_project, make_task, make_worker, store_path
 from tests.fixtures.times import FakeClock
 
-__all__ = ["INSTANCE", "Pool", "derivation", "hash_of", "metrics", "output_path"]
+__all__ = ["INSTANCE", "Pool", "derivation", "hash_of", "metrics", "object_of", "output_path"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,11 @@ _numbers = itertools.count(1)
 def hash_of(text: str) -> str:
     """A well-formed NAR hash that `text` decides."""
     return "sha256:" + text.encode().hex().ljust(64, "0")[:64]
+
+
+def object_of(path: str) -> str:
+    """The object that holds a path: a name that the NAR store takes, though it has none."""
+    return f"{hash_of(path).removeprefix('sha256:')}.nar.zst"
 
 
 def output_path(name: str) -> str:
@@ -160,7 +165,7 @@ class Pool:
             nar_size=100,
             file_size=50,
             compression=Compression.ZSTD,
-            object=f"object-{path}",
+            object=object_of(path),
             references=tuple(references),
         )
         await self.run(lambda c: put_path(c, stored, now=self.clock.now()))

@@ -19,7 +19,7 @@ from gradient_server.storage.retention import Retention
 
 from tests.fakes.collecting import collecting
 from tests.fixtures.graph import store_path
-from tests.integration.graph.pool import Pool, derivation, output_path
+from tests.integration.graph.pool import Pool, derivation, object_of, output_path
 
 DAY = 86_400.0
 TABLES = (
@@ -76,7 +76,7 @@ async def built(pool: Pool, *derivations: object) -> str:
 
 async def test_everything_of_an_old_evaluation_goes_in_one_pass(pool: Pool, collector: Collector) -> None:
     await built(pool, derivation("a"), derivation("b", "a"), derivation("c", "b", runtime_only=["a"]))
-    objects = {f"object-{path}" for path in await held(pool)}
+    objects = {object_of(path) for path in await held(pool)}
     pool.clock.advance(89.9 * DAY)
     assert not await collector.collect()
     pool.clock.advance(0.2 * DAY)
