@@ -18,7 +18,9 @@ from typing import Any
 
 import psutil
 
-from tests.acceptance.pool import FINAL, Pool, wait_until, write_tree
+from tests.acceptance.pool import FINAL, Pool
+from tests.acceptance.processes import wait_until
+from tests.acceptance.trees import write_tree
 
 
 def recipe(builds: int) -> str:

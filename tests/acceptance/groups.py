@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.acceptance.pool import COMMAND_SECS, READY_SECS, Build, Pool, wait_until
+from tests.acceptance.pool import COMMAND_SECS, Pool
+from tests.acceptance.processes import READY_SECS, wait_until
+from tests.acceptance.trees import Build
 
 __all__ = ["FINAL", "Group"]
 

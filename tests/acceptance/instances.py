@@ -12,7 +12,8 @@ from typing import Any, Self
 import httpx2
 import psycopg
 
-from tests.acceptance.pool import READY_SECS, Started, free_port, program, wait_until
+from tests.acceptance.pool import Started
+from tests.acceptance.processes import READY_SECS, free_port, program, wait_until
 
 __all__ = ["Servers", "Watcher"]
 

@@ -6,117 +6,30 @@ deadline, after which it tells the end of every log.
 
 import contextlib
 import json
-import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import httpx2
 import psutil
 import trustme
 
-__all__ = [
-    "Build",
-    "Pool",
-    "by_name",
-    "clean_environment",
-    "free_port",
-    "is_alive",
-    "one_line",
-    "program",
-    "wait_until",
-    "write_tree",
-]
+from tests.acceptance.processes import READY_SECS, clean_environment, free_port, program, wait_until
+from tests.acceptance.trees import Build, write_tree
+
+__all__ = ["COMMAND_SECS", "FINAL", "Pool", "Started", "Worker", "by_name"]
 
 Json = dict[str, Any]
-T = TypeVar("T")
 
 # Several times what these take on two quiet cores.
-READY_SECS = 60.0
 END_SECS = 30.0
 COMMAND_SECS = 100.0
 FINAL = {"Completed", "Failed", "Aborted", "DependencyFailed"}
 TAIL_BYTES = 4096
-
-
-def program(name: str) -> str:
-    """A command of this installation."""
-    return str(Path(sys.executable).parent / name)
-
-
-def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without what would configure the commands."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENT_")}
-    return {**kept, **(extra or {})}
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs: one that merely waits to be reaped does not."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(what: str, look: Callable[[], T | None], *, secs: float = READY_SECS) -> T:
-    """What `look` says once it says something; AssertionError naming `what` where it never does."""
-    deadline = time.monotonic() + secs
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what}: not within {secs:g} s"
-        time.sleep(0.05)
-    return found
-
-
-def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line on standard error of a command that ended with `code`."""
-    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """One `[[build]]`, by default a shell script."""
-
-    name: str
-    script: str = "echo done > $out"
-    inputs: Sequence[str] = ()
-    more: Mapping[str, object] = field(default_factory=dict)
-
-    def lines(self) -> list[str]:
-        """The entry in `gradient.toml`; JSON texts and lists of texts are TOML."""
-        entry = {
-            "name": self.name,
-            "command": ["/bin/sh", "-ec", self.script],
-            "inputs": list(self.inputs),
-            **self.more,
-        }
-        return ["[[build]]", *(f"{key} = {json.dumps(value)}" for key, value in entry.items())]
-
-
-def write_tree(directory: Path, *builds: Build, top: str = "") -> Path:
-    """A source tree with these builds; `top` comes before them in its `gradient.toml`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    lines = [top, *(line for build in builds for line in build.lines())]
-    (directory / "gradient.toml").write_text("\n".join(lines) + "\n")
-    return directory
 
 
 class Started:

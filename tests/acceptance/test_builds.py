@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.pool import Build, Pool, by_name, is_alive, one_line, wait_until
+from tests.acceptance.pool import Pool, by_name
+from tests.acceptance.processes import is_alive, one_line, wait_until
+from tests.acceptance.trees import Build
 
 SOON_SECS = 1.0
 BIG_LINE = 100 * 1024 * 1024

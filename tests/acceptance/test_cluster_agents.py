@@ -3,7 +3,9 @@
 import signal
 from pathlib import Path
 
-from tests.acceptance.pool import Build, Pool, wait_until
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import wait_until
+from tests.acceptance.trees import Build
 
 CLUSTER = """
 [[cluster]]

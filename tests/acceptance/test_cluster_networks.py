@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pool import Pool, Started, Worker, program
+from tests.acceptance.pool import Pool, Started, Worker
+from tests.acceptance.processes import program
 
 EXAMPLE = Path(__file__).parents[2] / "examples/cluster"
 WORKERS = ("host-a", "host-b", "host-c")

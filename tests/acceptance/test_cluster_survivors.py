@@ -4,7 +4,8 @@ import signal
 from pathlib import Path
 
 from tests.acceptance.groups import Group
-from tests.acceptance.pool import Pool, is_alive, wait_until
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import is_alive, wait_until
 
 
 def test_a_killed_server_waits_on_for_the_survivors_of_a_try(empty_pool: Pool, tmp_path: Path) -> None:

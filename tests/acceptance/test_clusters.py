@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from tests.acceptance.groups import Group, Submitted
-from tests.acceptance.pool import Build, Pool, program, wait_until
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import program, wait_until
+from tests.acceptance.trees import Build
 
 Json = dict[str, Any]
 EXAMPLE = Path(__file__).parents[2] / "examples/cluster"

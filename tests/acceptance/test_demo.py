@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.acceptance.pool import clean_environment, program
+from tests.acceptance.processes import clean_environment, program
 
 
 def processes_in(directory: Path) -> list[psutil.Process]:

@@ -7,7 +7,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.acceptance.pool import Build, Pool, by_name, is_alive
+from tests.acceptance.pool import Pool, by_name
+from tests.acceptance.processes import is_alive
+from tests.acceptance.trees import Build
 
 GRANDCHILDREN = """
 setsid sleep 3170 </dev/null >/dev/null 2>&1 & echo $!

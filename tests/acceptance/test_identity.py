@@ -12,14 +12,9 @@ from typing import Any
 import pytest
 import trustme
 
-from tests.acceptance.pool import (
-    Build,
-    Pool,
-    clean_environment,
-    one_line,
-    program,
-    wait_until,
-)
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import clean_environment, one_line, program, wait_until
+from tests.acceptance.trees import Build
 
 ID = "0190b6a4-1111-7111-8111-00000000000a"
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from gradient_protocol.limits import HEARTBEAT_SECS
 
-from tests.acceptance.pool import Build, Pool
+from tests.acceptance.pool import Pool
+from tests.acceptance.trees import Build
 
 EATERS = 8
 EATEN_MB = 600

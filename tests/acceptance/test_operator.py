@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pool import Pool, clean_environment, one_line, program
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import clean_environment, one_line, program
 
 
 def run(name: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pool import Pool, one_line
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import one_line
 
 SOUND = '[[build]]\nname = "{}"\ncommand = ["true"]\n'
 

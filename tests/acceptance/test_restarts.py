@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pool import Build, Pool, by_name, is_alive, program, wait_until
+from tests.acceptance.pool import Pool, by_name
+from tests.acceptance.processes import is_alive, program, wait_until
+from tests.acceptance.trees import Build
 
 TERM_AND_KILL = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 
