@@ -31,7 +31,7 @@ from gradient_server.graph.sweeps import find_stuck
 
 from tests.fixtures.graph import make_project, make_task, make_worker, store_path
 from tests.fixtures.times import FakeClock
-from tests.integration.graph.pool import hash_of
+from tests.integration.graph.pool import hash_of, object_of
 from tests.properties.clusters.never import NEVER
 from tests.properties.clusters.shape import Shape
 
@@ -86,7 +86,7 @@ class Model:
             nar_size=100,
             file_size=50,
             compression=Compression.ZSTD,
-            object=f"object-{path}",
+            object=object_of(path),
             references=(),
         )
         put_path(self.c, stored, now=self.now)
@@ -198,7 +198,7 @@ class Model:
             request,
             nar_hash=hash_of(path),
             nar_size=100,
-            object_name=f"object-{request}",
+            object_name=object_of(request),
             file_size=50,
             compression="zstd",
         )
