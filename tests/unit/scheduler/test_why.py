@@ -1,6 +1,7 @@
 """Why a job waits, in words that say what is missing."""
 
 from gradient_protocol.kinds import JobKind
+from gradient_server.scheduler.model import DECISION_RING
 from gradient_server.scheduler.why import Standing, WhyState
 
 from tests.fakes.scheduler import World, build, metrics, worker
@@ -103,3 +104,31 @@ async def test_an_assigned_job_tells_its_breakdown_and_the_runner_up() -> None:
     [decision] = world.scheduler.recent_decisions()
     assert (decision.chosen, decision.pending, decision.considered) == ("build:first", 2, 2)
     assert [one.job_id for one in decision.best] == ["build:first", "build:second"]
+
+
+async def test_the_newest_two_hundred_decisions_are_kept_with_the_candidates_they_rejected() -> None:
+    world = World()
+    world.connect(worker("a", ram_total_mb=4000))
+    world.scheduler.heartbeat("a", metrics(ram_free_mb=4000, cpu_usage_pct=99.0))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    world.queue(build("runs"))
+    world.score("a", "build:runs")
+    await world.settle()
+    [message] = world.assigned("a")
+    await world.answer("a", message)
+    # From now on the host counts as saturated, and what waits is below the floor each time it asks.
+    world.queue(build("waits"))
+    world.score("a", "build:waits")
+    before = len(world.scheduler.recent_decisions())
+    for _ in range(DECISION_RING + 3):
+        world.clock.passed += 1.0
+        world.scheduler.request_job("a", JobKind.BUILD)
+        await world.tick()
+    decisions = world.scheduler.recent_decisions()
+    assert before < len(decisions) == DECISION_RING == 200
+    assert [one.at for one in decisions] == sorted((one.at for one in decisions), reverse=True)
+    newest = decisions[0]
+    assert (newest.chosen, newest.considered, newest.below_floor) == (None, 1, 1)
+    assert [(one.job_id, one.rules["ResourceSaturationRule"]) for one in newest.best] == [
+        ("build:waits", -8600.0)
+    ]
