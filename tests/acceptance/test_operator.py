@@ -1,13 +1,15 @@
-"""`gradient-server check` and `migrate`, `gradient-worker doctor` and `benchmark`: lines and exit codes."""
+"""What the commands of an operator say: check, migrate, doctor, benchmark, status."""
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.acceptance.pool import Pool
-from tests.acceptance.processes import clean_environment, one_line, program
+from tests.acceptance.pool import Pool, by_name
+from tests.acceptance.processes import clean_environment, one_line, program, wait_until
+from tests.acceptance.trees import Build
 
 
 def run(name: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -96,3 +98,21 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(pool: Pool) -> None:
     )  # fmt: skip
     assert nowhere.returncode == 1
     assert findings(nowhere)["server"] == "FAIL"
+
+
+def test_the_status_says_how_far_an_evaluation_is(pool: Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    recipe = '[[build]]\\nname = "imported-1.0"\\ncommand = ["/bin/sh", "-c", "echo > $out"]\\n'
+    script = f"until test -e {go}; do sleep 0.1; done; mkdir $out; printf '{recipe}' > $out/gradient.toml"
+    evaluation = pool.submit(pool.tree(Build("recipes-1.0", script), top='import = ["recipes-1.0"]'))
+
+    def counted() -> list[dict[str, Any]]:
+        jobs = [job for worker in pool.get("/status")["workers"] for job in worker["jobs"]]
+        return [job for job in jobs if job["job"] == f"eval:{evaluation}" and job["total"] is not None]
+
+    [job] = wait_until("how far it is", counted)
+    assert (job["stage"], job["done"], job["total"]) == ("EvaluatingDerivations", 1, 1)
+    assert "EvaluatingDerivations 1 of 1" in pool.gradient("status").stdout
+    go.touch()
+    view = pool.ended(evaluation)
+    assert (view["status"], sorted(by_name(view))) == ("Completed", ["imported-1.0", "recipes-1.0"])
