@@ -15,6 +15,7 @@ from gradient_protocol.limits import MAX_CHUNK_DATA
 from gradient_protocol.messages import server, shapes
 from gradient_protocol.messages import worker as w
 from gradient_worker import session as session_module
+from gradient_worker.executor.inputs import MAX_SIDE_BY_SIDE
 
 from tests.fakes.agent import Rig, store_path
 from tests.fakes.nars import stored_file
@@ -156,6 +157,28 @@ async def test_the_server_is_told_how_many_inputs_are_there_and_how_many_outputs
         await second.serve(await second.expect(w.NarRequest))
         await second.expect(w.JobUpdate, lambda m: m.update == shapes.Stage(stage=JobStage.UPLOAD))
         await second.expect(w.BuildProgress, lambda m: (m.done, m.total) == (0, 1))
+
+
+async def test_inputs_of_one_build_are_fetched_side_by_side_as_many_as_have_a_place(
+    rig: Rig, assign: Assign, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    paths = [store_path("a", f"lib-{number}") for number in range(MAX_SIDE_BY_SIDE + 2)]
+    for path in paths:
+        rig.server.paths[path] = stored_file(tmp_path, path.encode())
+    async with rig.agent():
+        session = await rig.server.session(nursery)
+        session.automatic.discard("downloads")
+        session.send(assign("true > $out", inputs=[build_input(rig, path) for path in paths]))
+        # None is answered before all of these have been asked for.
+        requests = [await session.expect(w.NarRequest) for _ in range(MAX_SIDE_BY_SIDE)]
+        await session.expect_none(w.NarRequest)
+        session.automatic.add("downloads")
+        for request in requests:
+            await session.serve(request)
+        completed = await session.expect(w.JobCompleted)
+        prefetch = next(span for span in completed.spans if span.kind is SpanKind.PREFETCH)
+        assert prefetch.paths == len(paths)
+        assert len({request.path for request in requests}) == MAX_SIDE_BY_SIDE
 
 
 async def test_builds_that_lack_the_same_input_share_one_download(

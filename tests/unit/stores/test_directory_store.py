@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,24 @@ def test_an_output_is_moved_in_canonicalised_and_described(store: DirectoryStore
     }
     assert (store.real_path(B) / "file").stat().st_mode & 0o7777 == 0o444
     assert {p.lstat().st_mtime for p in [store.real_path(B), *store.real_path(B).rglob("*")]} == {1.0}
+
+
+def test_an_output_is_hashed_and_scanned_in_one_reading(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counting(path: Path) -> Iterator[bytes]:
+        for piece in pack(path):
+            read.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(directory_module.nar, "pack", counting)
+    built = build(tmp_path, text="x" * 3_000_000 + A[:32])
+    info = store.register_output(B, built, [A, C])
+    assert info.references == (A,)
+    assert sum(read) == info.nar_size, "every byte once"
+    assert max(read) <= 1024 * 1024, "and never all of them at once"
 
 
 def test_a_small_output_that_was_just_packed_is_had_packed_once(
