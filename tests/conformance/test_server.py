@@ -15,7 +15,7 @@ from trio.testing import memory_stream_pair
 from tests.conformance.server_side import CHECKS, MakeServer
 from tests.fakes.pool import Pool, running_pool
 from tests.fakes.worker import FakeWorker, connected_worker
-from tests.fixtures.graph import store_path
+from tests.fixtures.derivations import derivation
 
 EVALUATES = shapes.Capabilities(fetch=True, eval=True, build=False, zstd=True)
 
@@ -53,20 +53,8 @@ class RealServer:
         name = f"noop-{self._submitted}.0"
         await self._pool.submit()
         job = await self._evaluator.accept(JobKind.EVAL)
-        derivation = shapes.Derivation(
-            drv_path=store_path(f"{name}.drv"),
-            name=name,
-            system="any",
-            features=[],
-            command=["/bin/true"],
-            env={},
-            outputs=[shapes.DerivationOutput(name="out", path=store_path(name))],
-            inputs=[],
-            sources=[],
-            prefer_local=False,
-            attr=name,
-        )
-        result = shapes.EvalResult(derivations=[derivation], clusters=[], warnings=[], errors=[])
+        noop = derivation(name, attr=name)
+        result = shapes.EvalResult(derivations=[noop], clusters=[], warnings=[], errors=[])
         self._evaluator.report(job.assignment_id, 1, result)
         self._evaluator.complete(job.assignment_id, 2)
         await self._evaluator.expect_where(

@@ -14,26 +14,9 @@ from gradient_server.db.runner import Database
 
 from tests.fakes.pool import Pool, running_pool
 from tests.fakes.worker import FakeWorker, build_nothing, connected_worker
-from tests.fixtures.graph import store_path
+from tests.fixtures.derivations import derivation
 
 __all__ = ["Scene", "running_scene"]
-
-
-def derivation(name: str) -> shapes.Derivation:
-    """A build that needs nothing."""
-    return shapes.Derivation(
-        drv_path=store_path(f"{name}.drv"),
-        name=name,
-        system="any",
-        features=[],
-        command=["/bin/true"],
-        env={},
-        outputs=[shapes.DerivationOutput(name="out", path=store_path(name))],
-        inputs=[],
-        sources=[],
-        prefer_local=False,
-        attr=name,
-    )
 
 
 @dataclass
@@ -102,7 +85,9 @@ class Scene:
         pins: Sequence[str | None] | None = None,
     ) -> str:
         """A cluster of builds, one for each (role, primary), by an evaluation; its id."""
-        derivations = [derivation(f"{name}-{number}-1.0") for number in range(len(members))]
+        derivations = [
+            derivation(named := f"{name}-{number}-1.0", attr=named) for number in range(len(members))
+        ]
         cluster = shapes.Cluster(
             name=name,
             same_zone=same_zone,

@@ -8,26 +8,8 @@ from gradient_server.db.runner import Database
 
 from tests.fakes.pool import running_pool
 from tests.fakes.worker import build_nothing, connected_worker
+from tests.fixtures.derivations import derivation
 from tests.fixtures.graph import store_path
-
-
-def derivation(name: str, *inputs: shapes.Derivation, attr: str | None = None) -> shapes.Derivation:
-    return shapes.Derivation(
-        drv_path=store_path(f"{name}.drv"),
-        name=name,
-        system="any",
-        features=[],
-        command=["/bin/true"],
-        env={},
-        outputs=[shapes.DerivationOutput(name="out", path=store_path(name))],
-        inputs=[
-            shapes.DerivationInput(drv_path=i.drv_path, outputs=["out"], runtime_only=False, name=i.name)
-            for i in inputs
-        ],
-        sources=[],
-        prefer_local=False,
-        attr=attr,
-    )
 
 
 async def test_an_evaluation_becomes_builds_and_completes(database: Database, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from gradient_server.web.evaluation_views import EvaluationSnapshot
 from gradient_server.web.hub import MAX_QUEUED
 
 from tests.fakes.worker import connected_worker
+from tests.fixtures.derivations import derivation
 from tests.fixtures.graph import make_build, make_evaluation, want
-from tests.integration.net.test_road_of_a_job import derivation
 from tests.integration.web.conftest import Json, Site
 
 # The client's own generators, where a reader leaves before the end.
