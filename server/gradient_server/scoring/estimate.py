@@ -216,7 +216,6 @@ def _oom_chance(columns: JobColumns, worker: WorkerContext) -> Points:
         chance = columns.predicted_peak_ram_mb - free
         chance /= free
         np.fmax(chance, 0.0, out=chance)
-        np.minimum(chance, 1.0, out=chance)
     else:
         chance = over.astype(np.float64)
     chance += rate

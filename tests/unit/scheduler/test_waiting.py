@@ -105,6 +105,14 @@ async def test_a_prioritised_build_waits_at_once_and_goes_first() -> None:
     assert waiting(world).build_of("a") == "build:now"
 
 
+async def test_no_smaller_id_goes_before_a_prioritised_build() -> None:
+    world = World()
+    await occupied(world, "a", 3000)
+    world.clock.passed += 100
+    await give(world, "a", sized("a", 2000), sized("b", 2000, prioritized=True, ready_at=START + 99))
+    assert waiting(world).build_of("a") == "build:b"
+
+
 async def test_of_equals_the_one_that_was_ready_first_waits_and_the_smaller_id_breaks_ties() -> None:
     world = World()
     await occupied(world, "a", 3000)

@@ -23,9 +23,6 @@ class EstimatedTimeRule(ScoreRule):
     def score(self, columns: JobColumns, worker: WorkerContext, instance: InstanceContext) -> Points:
         """points_per_sec * (cap - min(estimate, cap)), never negative."""
         total = estimate_of(columns, worker, instance).total
-        if isinstance(total, float):
-            left = ESTIMATED_TIME_CAP_SECS - min(total, ESTIMATED_TIME_CAP_SECS)
-            return left * ESTIMATED_TIME_POINTS_PER_SEC
         points = np.minimum(total, ESTIMATED_TIME_CAP_SECS)
         np.subtract(ESTIMATED_TIME_CAP_SECS, points, out=points)
         points *= ESTIMATED_TIME_POINTS_PER_SEC
