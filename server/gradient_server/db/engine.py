@@ -80,10 +80,20 @@ def make_read_engine(url: sa.URL) -> sa.Engine:
     """An engine whose transactions see one snapshot and cannot write."""
     if dialect_of(url) == "postgresql":
         engine = sa.create_engine(url, poolclass=NullPool)
+        _without_jit(engine)
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     engine = sa.create_engine(url, poolclass=NullPool, connect_args={"cached_statements": CACHED_STATEMENTS})
     _configure_sqlite(engine, begin="BEGIN", read_only=True)
     return engine
+
+
+def _without_jit(engine: sa.Engine) -> None:
+    """The sums over a day are taken every half minute; to compile them costs more than it spares."""
+
+    @event.listens_for(engine, "connect")
+    def prepare(driver: Any, _record: object) -> None:  # noqa: ANN401 - psycopg's own connection
+        driver.execute("SET jit = off").close()
+        driver.commit()
 
 
 def _configure_sqlite(engine: sa.Engine, *, begin: str, read_only: bool) -> None:

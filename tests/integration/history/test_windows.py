@@ -344,3 +344,7 @@ async def test_a_pass_reads_indexes_and_no_whole_table(
     assert any(index in step for step in steps), steps
     tables = ("derivation_metric", "dispatched_job", "span")
     assert not {f"SCAN {table}" for table in tables} & set(steps), steps
+
+
+async def test_sums_are_not_compiled_each_time_they_are_read(postgres_database: Database) -> None:
+    assert await postgres_database.read(lambda c: c.scalar(sa.text("SHOW jit"))) == "off"
