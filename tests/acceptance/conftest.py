@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.counting import Cost
 from tests.acceptance.pool import Pool
 
 HERE = Path(__file__).parent
@@ -31,6 +32,13 @@ def pytest_runtest_makereport(
             if isinstance(value, Pool):
                 report.sections.append((f"logs of {name}", value.logs()))
     return report
+
+
+@pytest.fixture
+def cost(request: pytest.FixtureRequest) -> Cost:
+    """What the fault of this test costs."""
+    name: str = request.node.originalname
+    return Cost(f"acceptance/{request.path.name}::{name}")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +36,9 @@ TAIL_BYTES = 4096
 class Started:
     """A process and its output."""
 
-    def __init__(self, arguments: list[str], output: Path) -> None:
+    def __init__(
+        self, arguments: list[str], output: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.output = output
         with output.open("ab") as log:
             self._process = subprocess.Popen(
@@ -44,7 +47,7 @@ class Started:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=clean_environment(),
+                env=clean_environment(environment),
             )
         self.pid = self._process.pid
 
@@ -81,6 +84,7 @@ class Worker:
     base_dir: Path
     arguments: list[str]
     process: Started
+    environment: Mapping[str, str]
 
     @property
     def store(self) -> Path:
@@ -111,6 +115,7 @@ class Pool:
         self.url = f"http://127.0.0.1:{self.port}"
         self.listen = f"unix://{self.directory}/socket"
         self._server_flags: list[str] = []
+        self._server_environment: Mapping[str, str] = {}
         self._api = httpx2.Client(base_url=f"{self.url}/api/v1", timeout=30.0, trust_env=False)
         self._trees = 0
 
@@ -135,8 +140,11 @@ class Pool:
         """The first API key."""
         return self.server_dir / "api-key"
 
-    def start_server(self, *flags: str, listen: str | None = None) -> None:
+    def start_server(
+        self, *flags: str, listen: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Starts it and waits until it listens."""
+        self._server_environment = environment or {}
         self.listen = listen or self.listen
         self._server_flags = [
             "--base-dir", str(self.server_dir), "--port", str(self.port),
@@ -166,7 +174,9 @@ class Pool:
         """Starts it with the same options again."""
         output = self.directory / "server.log"
         shown = output.stat().st_size if output.exists() else 0
-        self.server = server = Started([program("gradient-server"), "serve", *self._server_flags], output)
+        self.server = server = Started(
+            [program("gradient-server"), "serve", *self._server_flags], output, self._server_environment
+        )
 
         def listens() -> bool:
             assert server.code is None, self.logs()
@@ -176,18 +186,29 @@ class Pool:
 
     # Workers
 
-    def start_worker(self, name: str, *flags: str, register: bool = True, wait: bool = True) -> Worker:
-        """Starts an agent, by default registered by `run --register`, and waits until it is connected."""
+    def start_worker(
+        self,
+        name: str,
+        *flags: str,
+        register: bool = True,
+        wait: bool = True,
+        environment: Mapping[str, str] | None = None,
+        url: str | None = None,
+    ) -> Worker:
+        """Starts an agent, by default registered by `run --register`, and waits until it is connected.
+
+        `url`: where it finds the server, if not where that listens.
+        """
         base_dir = self.directory / name
         arguments = [
             program("gradient-worker"), "run", "--name", name, "--base-dir", str(base_dir),
-            "--server-url", self.listen, "--system-cpu-core-score", "1000", *flags,
+            "--server-url", url or self.listen, "--system-cpu-core-score", "1000", *flags,
         ]  # fmt: skip
         if register:
             arguments += ["--register", "--server-http-url", self.url]
             arguments += ["--server-api-key-file", str(self.key_file)]
-        process = Started(arguments, self.directory / f"{name}.log")
-        self.workers[name] = Worker(name, base_dir, arguments, process)
+        process = Started(arguments, self.directory / f"{name}.log", environment)
+        self.workers[name] = Worker(name, base_dir, arguments, process, environment or {})
         if wait:
             self.wait_connected(name)
         return self.workers[name]
@@ -210,7 +231,7 @@ class Pool:
     def restart_worker(self, name: str) -> None:
         """Starts an agent with the same options again."""
         worker = self.workers[name]
-        worker.process = Started(worker.arguments, self.directory / f"{name}.log")
+        worker.process = Started(worker.arguments, self.directory / f"{name}.log", worker.environment)
 
     def wait_connected(self, *names: str) -> None:
         """Returns once all of them are."""

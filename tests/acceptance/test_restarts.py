@@ -4,14 +4,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.pool import Pool, by_name
-from tests.acceptance.processes import is_alive, program, wait_until
-from tests.acceptance.trees import Build
+from tests.acceptance.counting import Counting, Under
+from tests.acceptance.counting import begin as begin_counting
+from tests.acceptance.pool import Pool
+from tests.acceptance.processes import program, wait_until
 
 TERM_AND_KILL = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 
@@ -32,66 +32,9 @@ def _let_go(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "go").touch()
 
 
-@dataclass(frozen=True)
-class Counting:
-    """A build that notes each start of it, counts in its log until it is let go, and then succeeds."""
-
-    name: str
-    directory: Path
-
-    @property
-    def build(self) -> Build:
-        """The recipe's entry."""
-        script = (
-            f"echo $$ >> {self.directory}/starts; i=0; "
-            f"until test -e {self.directory}/go; do echo $i; i=$((i+1)); sleep 0.1; done; "
-            "echo end; echo done > $out"
-        )
-        return Build(self.name, script)
-
-    def starts(self) -> int:
-        """How often it was started."""
-        file = self.directory / "starts"
-        return len(file.read_text().split()) if file.exists() else 0
-
-    def go(self) -> None:
-        """Lets it end."""
-        (self.directory / "go").touch()
-
-
-@dataclass(frozen=True)
-class Under:
-    """An evaluation of one such build, which runs."""
-
-    counting: Counting
-    evaluation: str
-    job: str
-
-    def wait_for_log(self, pool: Pool, more_than: int) -> None:
-        """Returns once the server has more than so many bytes of its log."""
-        wait_until("a log that grows", lambda: pool.log_size(self.job) > more_than, secs=30)
-
-    def finish(self, pool: Pool) -> None:
-        """Lets it end, and looks at what the restart left of it."""
-        self.counting.go()
-        view = pool.ended(self.evaluation)
-        assert view["status"] == "Completed", view
-        assert self.counting.starts() == 1, "it was started again"
-        attempts = pool.get(f"/jobs/{self.job}")["attempts"]
-        assert [attempt["outcome"] for attempt in attempts] == ["Completed"]
-        lines = pool.log_of(self.job).decode().splitlines()
-        assert lines == [*map(str, range(len(lines) - 1)), "end"], "its log has a gap"
-        assert len(lines) > 10
-
-
 def begin(pool: Pool, name: str, directory: Path) -> Under:
-    """Submits such a build and waits until its log arrives."""
-    counting = Counting(name, directory)
-    evaluation = pool.submit(pool.tree(counting.build))
-    build = pool.running(evaluation, name)
-    under = Under(counting, evaluation, f"build:{build['id']}")
-    under.wait_for_log(pool, 10)
-    return under
+    """Submits a build and waits until its log arrives."""
+    return begin_counting(pool, Counting(name, directory))
 
 
 @TERM_AND_KILL
@@ -170,14 +113,4 @@ def test_a_build_whose_runner_is_killed_is_built_again(restarted: Pool, tmp_path
     runner = restarted.workers["host-a"].runner()
     assert runner is not None
     runner.kill()
-    wait_until("a second start", lambda: under.counting.starts() == 2)
-    under.counting.go()
-    view = restarted.ended(under.evaluation)
-    assert view["status"] == "Completed"
-    assert by_name(view)["runnerless-1.0"]["status"] == "Completed"
-    newest, first = restarted.get(f"/jobs/{under.job}")["attempts"]
-    assert newest["outcome"] == "Completed"
-    assert first["outcome"] != "Completed"
-    assert first["error"] == "the process that ran the build died"
-    for pid in (tmp_path / "starts").read_text().split():
-        assert not is_alive(int(pid)), "the first one still runs"
+    under.finish_again(restarted, "the process that ran the build died")
