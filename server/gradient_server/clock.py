@@ -41,13 +41,19 @@ class SystemClock:
     """The machine's clocks. `monotonic` is to be called inside a trio run, `now` from any thread."""
 
     def __init__(
-        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+        self,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+        *,
+        tells: bool = True,
     ) -> None:
+        """`tells`: it says in the log that the host's clock was set, which one of a process should."""
         self._wall = wall
         self._steady = steady
         # What was said last, and when. One tuple, for threads replace it in one step.
         self._said = (wall(), steady())
         self._told = False
+        self._tells = tells
 
     def now(self) -> float:
         """Seconds since the epoch: the host's, but for a step of its clock (see above)."""
@@ -57,7 +63,8 @@ class SystemClock:
         said = before + passed
         behind = wall - said
         if abs(behind) > TOO_FAR_SECS:
-            log.warning("the host's clock was set: stored times step", step_secs=round(behind, 3))
+            if self._tells:
+                log.warning("the host's clock was set: stored times step", step_secs=round(behind, 3))
             said = wall
         else:
             room = FOLLOW_RATE * passed
@@ -73,7 +80,7 @@ class SystemClock:
     def _tell(self, behind: float) -> None:
         """Once for each time that the host's clock is set."""
         off = abs(behind) > TOLD_SECS
-        if off and not self._told:
+        if self._tells and off and not self._told:
             log.warning(
                 "the host's clock was set: stored times follow slowly, a restart takes it at once",
                 step_secs=round(behind, 3),

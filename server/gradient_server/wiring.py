@@ -145,7 +145,7 @@ def make_ids() -> IdSource:
     spares two system calls for each.
     """
     bits = random.Random(secrets.randbits(256)).getrandbits  # noqa: S311 - no secret
-    return IdSource(SystemClock().now, bits)
+    return IdSource(SystemClock(tells=False).now, bits)
 
 
 def _publish_windows(services: Services, snapshot: WindowsSnapshot) -> None:

@@ -206,21 +206,32 @@ SIGNALS = {
 }
 
 
-def test_each_signal_is_no_worse_than_sigkill(crowd: Crowd, tmp_path: Path, cost: Cost) -> None:
-    """All at once, each with a worker of its own. A drained agent ends what it has; else the next goes on."""
-    pool = crowd.pool
+def one_for_each_signal(pool: Pool, directory: Path) -> dict[str, Under]:
+    """Builds that run, each at a worker of its own that bears its name."""
     countings: dict[str, Counting] = {}
     for signs in (*SIGNALS, "runner"):
         name = "".join(letter for letter in signs.lower() if letter.isalnum())
-        directory = tmp_path / name
-        directory.mkdir()
-        directory.chmod(0o777)
-        countings[signs] = Counting(name, directory, more={"features": [name]})
+        place = directory / name
+        place.mkdir()
+        place.chmod(0o777)
+        countings[signs] = Counting(name, place, more={"features": [name]})
         flags = ("--system-features", name, "--drain-timeout-secs", "30", "--eval-max-concurrent", "0")
         pool.start_worker(name, *flags, wait=False)
-    agents = {signs: pool.workers[counting.name] for signs, counting in countings.items()}
-    pool.wait_connected(*(worker.name for worker in agents.values()))
-    unders = {signs: begin(pool, counting) for signs, counting in countings.items()}
+    pool.wait_connected(*(counting.name for counting in countings.values()))
+    evaluation = pool.submit(pool.tree(*(counting.build for counting in countings.values())))
+    unders = {}
+    for signs, counting in countings.items():
+        build = pool.running(evaluation, counting.name)
+        unders[signs] = Under(counting, evaluation, f"build:{build['id']}")
+        unders[signs].wait_for_log(pool, 30)
+    return unders
+
+
+def test_each_signal_is_no_worse_than_sigkill(crowd: Crowd, tmp_path: Path, cost: Cost) -> None:
+    """All at once, each with a worker of its own. A drained agent ends what it has; else the next goes on."""
+    pool = crowd.pool
+    unders = one_for_each_signal(pool, tmp_path)
+    agents = {signs: pool.workers[under.counting.name] for signs, under in unders.items()}
     cost.begin("SIGTERM, SIGUSR1, SIGINT once and twice to agents, SIGTERM to a runner, all at once")
     for signs, worker in agents.items():
         if signs == "runner":
@@ -237,6 +248,8 @@ def test_each_signal_is_no_worse_than_sigkill(crowd: Crowd, tmp_path: Path, cost
     for signs in SIGNALS:
         assert agents[signs].process.wait() == 0, signs
         pool.restart_worker(agents[signs].name)
+    for under in unders.values():
+        under.counting.go()
     for signs, (starts, lost) in SIGNALS.items():
         if starts == 1:
             unders[signs].finish(pool)

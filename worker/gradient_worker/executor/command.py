@@ -61,7 +61,7 @@ async def run_command(
 
 def _note_span(shop: Workshop, job: Job, ended: BuildExit) -> None:
     """When the command ran; how long is the runner's to say, for the wall clock may be set meanwhile."""
-    end = shop.clock.of_wall(ended.ended_at)
+    end = shop.clock.of_wall(ended.ended_at) if ended.ended_steady is None else ended.ended_steady
     secs = ended.ended_at - ended.started_at if ended.duration_secs is None else ended.duration_secs
     job.spans.add(SpanKind.BUILD, end - max(0.0, secs), end=end)
 

@@ -119,7 +119,8 @@ class Build:
         """A build that ended under an earlier runner."""
         build = cls(assignment_id, root, User(""), host)
         build.phase = Phase.ENDED
-        build.exit = exit_record
+        # Perhaps before the host started anew, and its steady clock with it.
+        build.exit = {**exit_record, "ended_steady": None}
         build.started_at = float(str(exit_record.get("started_at", 0.0)))
         return build
 
@@ -303,6 +304,7 @@ class Build:
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
             "started_at": self.started_at,
             "ended_at": self._host.wall(),
+            "ended_steady": self._host.clock(),
             "duration_secs": self._duration_secs,
             "oom_killed": bool(oom_kills),
             "host_killed": self._host_killed(oom_kills),

@@ -279,6 +279,7 @@ def _exit_of(fields: dict[str, Any]) -> BuildExit:
         started_at=fields["started_at"],
         ended_at=fields["ended_at"],
         duration_secs=fields["duration_secs"],
+        ended_steady=fields.get("ended_steady"),  # an older runner does not say
         oom_killed=fields["oom_killed"],
         host_killed=fields["host_killed"],
         log_bytes=fields["log_bytes"],

@@ -50,10 +50,11 @@ class BuildSpec:
 class BuildExit:
     """How a build ended. `code` or `signal` where its main process was seen to end, else both None.
 
-    `started_at`, `ended_at`: seconds since the epoch on this host. `duration_secs`: by the monotonic
-    clock; None when the runner died. `oom_killed`: the kernel killed in the build's cgroup for want of
-    memory; `host_killed`: while the build ran, it killed outside of it too. `log_bytes` were kept,
-    `log_discarded_bytes` thrown away beyond the limit or on a full disk.
+    `started_at`, `ended_at`: seconds since the epoch on this host. `ended_steady`: the same end on the
+    monotonic clock, which all processes of a host share; None where another runner saw it, or none.
+    `duration_secs`: by the monotonic clock; None when the runner died. `oom_killed`: the kernel killed in
+    the build's cgroup for want of memory; `host_killed`: while the build ran, it killed outside of it too.
+    `log_bytes` were kept, `log_discarded_bytes` thrown away beyond the limit or on a full disk.
     """
 
     code: int | None
@@ -67,6 +68,7 @@ class BuildExit:
     log_bytes: int
     log_discarded_bytes: int
     message: str = ""
+    ended_steady: float | None = None
 
     @property
     def log_truncated(self) -> bool:
