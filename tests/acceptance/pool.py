@@ -317,6 +317,10 @@ class Pool:
         content: Json = answer.json()
         return content
 
+    def is_ready(self) -> bool:
+        """What the server says of itself to whoever balances load."""
+        return httpx2.get(f"{self.url}/readyz", timeout=30.0, trust_env=False).is_success
+
     def log_size(self, job: str) -> int:
         """Bytes of its log that the server has."""
         answer = self._api.get(f"/jobs/{job}/log")
