@@ -158,7 +158,7 @@ def test_a_build_kills_its_agent_each_time(crowd: Crowd, tmp_path: Path, cost: C
         name, "--system-features", "poison",
         environment=altered(constants={"gradient_worker.timing:AGENT_DEATHS": AGENT_DEATHS}),
     )  # fmt: skip
-    kill = f"test ! -s {victim} || kill -9 $(cat {victim})"
+    kill = f"pid=$(cat {victim}) || pid=; test -z $pid || kill -9 $pid || true"
     script = f"echo $$ >> {tmp_path}/starts; while :; do {kill}; sleep 0.1; done"
     evaluation = pool.submit(pool.tree(Build("poison-1.0", script, more={"features": ["poison"]})))
     pool.running(evaluation, "poison-1.0")
@@ -171,13 +171,17 @@ def test_a_build_kills_its_agent_each_time(crowd: Crowd, tmp_path: Path, cost: C
         # A service manager starts it again; it is killed once it has the build.
         if worker.process.code is not None:
             deaths += 1
-            victim.write_text("")
+            victim.unlink()
             pool.restart_worker(name)
             return False
         entry = by_name(pool.evaluation(evaluation))["poison-1.0"]
         connected = {one["name"]: one["state"] for one in pool.get("/workers")["workers"]}.get(name)
         if entry["stage"] == "Build" and connected == "connected":
-            victim.write_text(str(worker.process.pid))
+            # Whole or not at all: what is read is killed.
+            whole = victim.with_suffix(".new")
+            whole.write_text(str(worker.process.pid))
+            whole.chmod(0o644)
+            whole.replace(victim)
         return entry["status"] == "Failed"
 
     wait_until("the end of a build that kills its agent", ended_or_killed, secs=120)
