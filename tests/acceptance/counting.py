@@ -78,7 +78,7 @@ class Under:
         assert view["status"] == "Completed", view
         assert self.counting.starts() == 1, "it was started again"
         assert [attempt["outcome"] for attempt in self.attempts(pool)] == ["Completed"]
-        lines = pool.log_of(self.job).decode().splitlines()
+        lines = pool.log_bytes(self.job).decode().splitlines()
         assert lines == [*map(str, range(len(lines) - 1)), "end"], "its log has a gap"
         assert len(lines) > 10
 

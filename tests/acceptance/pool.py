@@ -321,11 +321,15 @@ class Pool:
         """What the server says of itself to whoever balances load."""
         return httpx2.get(f"{self.url}/readyz", timeout=30.0, trust_env=False).is_success
 
-    def log_size(self, job: str) -> int:
-        """Bytes of its log that the server has."""
+    def log_bytes(self, job: str) -> bytes:
+        """What the server has of its log."""
         answer = self._api.get(f"/jobs/{job}/log")
         assert answer.is_success, answer.text
-        return len(answer.content)
+        return answer.content
+
+    def log_size(self, job: str) -> int:
+        """How many bytes that are."""
+        return len(self.log_bytes(job))
 
     def evaluation(self, evaluation: str) -> Json:
         """The evaluation as it stands."""

@@ -82,6 +82,7 @@ def test_an_agent_is_killed_while_it(crowd: Crowd, tmp_path: Path, cost: Cost, s
     pool.workers[victim].process.end(signal.SIGKILL)
     relay.let_go()
     pool.restart_worker(victim)
+    pool.wait_connected(victim)
     view = pool.ended(evaluation)
     cost.useful()
     assert view["status"] == "Completed", view
@@ -89,7 +90,7 @@ def test_an_agent_is_killed_while_it(crowd: Crowd, tmp_path: Path, cost: Cost, s
     build = by_name(view)[using.name]["id"]
     attempts = pool.get(f"/jobs/build:{build}")["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["Completed"]
-    assert pool.log_of(f"build:{build}") == b"begun\nend\n"
+    assert pool.log_bytes(f"build:{build}") == b"begun\nend\n"
 
 
 def in_mid_build(pool: Pool, name: str, directory: Path, before: str = "", *flags: str) -> Under:

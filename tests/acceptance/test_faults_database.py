@@ -1,4 +1,4 @@
-"""The server's database is locked, stopped, or put back from an older copy, under real builds."""
+"""The server's database is stopped, or put back from an older copy, under real builds."""
 
 import os
 import shutil
@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.alter import altered
 from tests.acceptance.counting import Cost, Counting, begin
 from tests.acceptance.pool import Pool, by_name
 from tests.acceptance.processes import wait_until
-from tests.acceptance.trees import Build
 from tests.fixtures.databases import PostgresTemplate
 
-# `GRADIENT_LONG_FAULTS=1`: half a minute each, and SQLite itself waits for a lock as long as it does.
-LONG = os.environ.get("GRADIENT_LONG_FAULTS") == "1"
-BUSY = {} if LONG else {"gradient_server.db.engine:BUSY_TIMEOUT_MS": 200}
-LOCKED_SECS = AWAY_SECS = 30.0 if LONG else 2.0
+# `GRADIENT_LONG_FAULTS=1`: half a minute.
+AWAY_SECS = 30.0 if os.environ.get("GRADIENT_LONG_FAULTS") == "1" else 2.0
 QUICK = ("--build-retry-backoff-secs", "0.2", "--scheduler-scoring-policy", "simple")
 
 
@@ -37,33 +33,6 @@ def assert_ready(pool: Pool, *, is_ready: bool) -> None:
     assert pool.server is not None
     assert pool.server.code is None, pool.logs()
     assert pool.is_ready() is is_ready
-
-
-def test_the_database_is_locked(empty_pool: Pool, tmp_path: Path, cost: Cost) -> None:
-    """Several times as long as SQLite waits, while a build ends."""
-    pool = empty_pool
-    pool.start_server(*QUICK, environment=altered(constants=BUSY))
-    pool.start_worker("host-a")
-    under = begin(pool, Counting("locked-1.0", tmp_path))
-    under.wait_for_log(pool, 30)
-    other = sqlite3.connect(pool.server_dir / "gradient.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    under.counting.go()
-    size = pool.log_size(under.job)
-    time.sleep(LOCKED_SECS)
-    # Logs need no database.
-    assert pool.log_size(under.job) > size
-    assert pool.evaluation(under.evaluation)["status"] == "Building"
-    assert_ready(pool, is_ready=True)
-    cost.begin(f"SQLite database locked by another process for {LOCKED_SECS:g} s")
-    other.close()
-    view = pool.ended(under.evaluation)
-    cost.useful()
-    assert view["status"] == "Completed"
-    under.finish(pool)
-    after = pool.submit(pool.tree(Build("after-1.0")))
-    assert pool.ended(after)["status"] == "Completed"
-    assert (pool.directory / "host-a.log").read_text().count('"event": "connected"') == 1
 
 
 def test_postgresql_is_restarted(
@@ -99,13 +68,13 @@ def test_the_database_is_put_back_from_an_older_copy(empty_pool: Pool, tmp_path:
     """From when one build ran that has ended since, and before another was even submitted that runs now."""
     pool = empty_pool
     pool.start_server(*QUICK)
-    pool.start_worker("host-a", "--build-max-concurrent", "3")
+    pool.start_worker("host-a", "--system-features", "first", "--build-max-concurrent", "3")
     pool.start_worker("host-b", "--system-features", "second")
     early, late, going = (tmp_path / name for name in ("early", "late", "going"))
     for directory in (early, late, going):
         directory.mkdir()
         directory.chmod(0o777)
-    ended = begin(pool, Counting("early-1.0", early))
+    ended = begin(pool, Counting("early-1.0", early, more={"features": ["first"]}))
     runs = begin(pool, Counting("going-1.0", going))
     copy = tmp_path / "copy.db"
     with sqlite3.connect(pool.server_dir / "gradient.db") as source, sqlite3.connect(copy) as target:

@@ -1,9 +1,11 @@
-"""Silence, blocked loops and clocks that are off: real processes whose time a test alters."""
+"""Silence, blocked loops, a locked database and clocks that are off: real processes whose time is altered."""
 
+import os
 import signal
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,16 +17,20 @@ from tests.acceptance.pool import Pool, by_name
 from tests.acceptance.processes import is_alive, wait_until
 from tests.acceptance.trees import Build
 
-# Of 10 s, 120 s, 60 s and 120 s: everything a tenth or less of what it is.
+# Of 10 s, 120 s, 60 s, 120 s and 30 s: a tenth or less of what they are.
 HEARTBEAT_SECS = 0.4
 SILENCE_SECS = 1.5
-GRACE_SECS = 1.0
+GRACE_SECS = 4.0
 ORPHAN_SECS = 1.0
+BACKOFF_SECS = 1.0
 HEARTBEATS = {"gradient_protocol.limits:HEARTBEAT_SECS": HEARTBEAT_SECS}
-# Longer than everybody's patience with a silent peer, so that sessions end and resume.
-BLOCKED_SECS = 3.0
+# Longer than anybody waits for a silent peer: sessions end. Within the grace: they resume.
+BLOCKED_SECS = 2.2
+# `GRADIENT_LONG_FAULTS=1`: half a minute, and SQLite itself waits for a lock as long as it does, 10 s.
+LONG = os.environ.get("GRADIENT_LONG_FAULTS") == "1"
+BUSY = {} if LONG else {"gradient_server.db.engine:BUSY_TIMEOUT_MS": 200}
+LOCKED_SECS = 30.0 if LONG else 2.0
 HOUR_SECS = 3600.0
-BACKOFF_SECS = 2.0
 
 
 @pytest.fixture(autouse=True)
@@ -35,17 +41,34 @@ def _let_go(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "go").touch()
 
 
+@dataclass(frozen=True)
+class Hasty:
+    """A pool in which nobody has much patience, and the wall clocks of its two hosts."""
+
+    pool: Pool
+    server_clock: Wall
+    worker_clock: Wall
+
+    def sessions(self) -> int:
+        """How many the worker has had."""
+        return (self.pool.directory / "host-a.log").read_text().count('"event": "connected"')
+
+
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Pool]:
-    """Nobody has much patience."""
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hasty]:
+    """The worker's wall clock is off by an hour from the beginning."""
+    clocks = tmp_path_factory.mktemp("clocks")
+    server, worker = Wall(clocks / "server"), Wall(clocks / "worker", HOUR_SECS)
     with Pool() as made:
         made.start_server(
-            "--build-retry-backoff-secs", "0.2", "--scheduler-scoring-policy", "simple",
+            "--build-retry-backoff-secs", str(BACKOFF_SECS), "--scheduler-scoring-policy", "simple",
             "--proto-worker-heartbeat-timeout-secs", str(SILENCE_SECS),
             "--proto-reconnect-grace-secs", str(GRACE_SECS),
+            environment=altered(wall=server, constants=BUSY, block_secs=BLOCKED_SECS),
         )  # fmt: skip
-        start(made, "host-a")
-        yield made
+        environment = altered(wall=worker, constants=HEARTBEATS, block_secs=BLOCKED_SECS)
+        made.start_worker("host-a", environment=environment)
+        yield Hasty(made, server, worker)
 
 
 def start(pool: Pool, name: str, *flags: str) -> None:
@@ -53,29 +76,31 @@ def start(pool: Pool, name: str, *flags: str) -> None:
     pool.start_worker(name, *flags, environment=altered(constants=HEARTBEATS))
 
 
-def test_an_agent_never_comes_back(hasty: Pool, tmp_path: Path, cost: Cost) -> None:
-    start(hasty, "host-gone", "--system-features", "gone", "--orphan-kill-secs", str(ORPHAN_SECS))
-    under = begin(hasty, Counting("gone-1.0", tmp_path, more={"features": ["gone"]}))
-    runner = hasty.workers["host-gone"].runner()
+def test_an_agent_never_comes_back(hasty: Hasty, tmp_path: Path, cost: Cost) -> None:
+    pool = hasty.pool
+    start(pool, "host-gone", "--system-features", "gone", "--orphan-kill-secs", str(ORPHAN_SECS))
+    under = begin(pool, Counting("gone-1.0", tmp_path, more={"features": ["gone"]}))
+    runner = pool.workers["host-gone"].runner()
     assert runner is not None
-    start(hasty, "host-heir", "--system-features", "gone")
+    start(pool, "host-heir", "--system-features", "gone")
     cost.begin(f"no agent comes back (grace {GRACE_SECS:g} s, orphans {ORPHAN_SECS:g} s)")
-    hasty.workers["host-gone"].process.end(signal.SIGKILL)
+    pool.workers["host-gone"].process.end(signal.SIGKILL)
     wait_until("a second start", lambda: under.counting.starts() == 2)
     cost.useful(again=1)
     # Its runner has ended the first one, and itself.
     wait_until("the end of the first start", lambda: not is_alive(under.counting.pids[0]))
     psutil.wait_procs([runner], 30)
     assert not is_alive(runner.pid)
-    under.finish_again(hasty, "its worker was lost")
-    hasty.stop_worker("host-heir")
+    under.finish_again(pool, "its worker was lost")
+    pool.stop_worker("host-heir")
 
 
-def test_a_worker_is_silent_until_its_job_went_elsewhere(hasty: Pool, tmp_path: Path, cost: Cost) -> None:
-    start(hasty, "host-still", "--system-features", "still")
-    under = begin(hasty, Counting("still-1.0", tmp_path, more={"features": ["still"]}))
-    start(hasty, "host-next", "--system-features", "still")
-    agent = hasty.workers["host-still"].process
+def test_a_worker_is_silent_until_its_job_went_elsewhere(hasty: Hasty, tmp_path: Path, cost: Cost) -> None:
+    pool = hasty.pool
+    start(pool, "host-still", "--system-features", "still")
+    under = begin(pool, Counting("still-1.0", tmp_path, more={"features": ["still"]}))
+    start(pool, "host-next", "--system-features", "still")
+    agent = pool.workers["host-still"].process
     cost.begin(f"worker stopped (silence {SILENCE_SECS:g} s, grace {GRACE_SECS:g} s), and woken too late")
     agent.send(signal.SIGSTOP)
     try:
@@ -83,47 +108,65 @@ def test_a_worker_is_silent_until_its_job_went_elsewhere(hasty: Pool, tmp_path: 
         cost.useful(again=1)
         # Its build ends while it cannot say so.
         under.counting.go()
-        view = hasty.ended(under.evaluation)
+        view = pool.ended(under.evaluation)
         assert view["status"] == "Completed"
         wait_until("the end of the first start", lambda: not is_alive(under.counting.pids[0]))
-        before = hasty.get(f"/jobs/{under.job}")["attempts"]
+        before = pool.get(f"/jobs/{under.job}")["attempts"]
         assert [attempt["worker"] for attempt in before] == ["host-next", "host-still"]
     finally:
         agent.send(signal.SIGCONT)
-    log = hasty.directory / "host-still.log"
+    log = pool.directory / "host-still.log"
     wait_until("a new session", lambda: log.read_text().count('"event": "connected"') == 2)
-    late = hasty.submit(hasty.tree(Build("late-1.0", more={"features": ["still"]})))
-    assert hasty.ended(late)["status"] == "Completed"
+    late = pool.submit(pool.tree(Build("late-1.0", more={"features": ["still"]})))
+    assert pool.ended(late)["status"] == "Completed"
     # What it reported late changed nothing.
-    assert hasty.get(f"/jobs/{under.job}")["attempts"] == before
-    assert by_name(hasty.evaluation(under.evaluation))["still-1.0"]["status"] == "Completed"
+    assert pool.get(f"/jobs/{under.job}")["attempts"] == before
+    assert by_name(pool.evaluation(under.evaluation))["still-1.0"]["status"] == "Completed"
     assert under.counting.starts() == 2
     for name in ("host-still", "host-next"):
-        hasty.stop_worker(name)
+        pool.stop_worker(name)
 
 
-def test_event_loops_are_blocked(empty_pool: Pool, tmp_path: Path, cost: Cost) -> None:
+def test_event_loops_are_blocked(hasty: Hasty, tmp_path: Path, cost: Cost) -> None:
     """The agent's, then the server's. Their other threads go on, as where something computes in the loop."""
-    pool = empty_pool
-    pool.start_server(
-        "--scheduler-scoring-policy", "simple", "--proto-worker-heartbeat-timeout-secs", str(SILENCE_SECS),
-        environment=altered(block_secs=BLOCKED_SECS),
-    )  # fmt: skip
-    pool.start_worker("host-a", environment=altered(constants=HEARTBEATS, block_secs=BLOCKED_SECS))
+    pool = hasty.pool
     under = begin(pool, Counting("blocked-1.0", tmp_path))
-    for number, (side, blocked) in enumerate(
-        {"agent": pool.workers["host-a"].process, "server": pool.server}.items()
-    ):
+    for side, blocked in {"agent": pool.workers["host-a"].process, "server": pool.server}.items():
         assert blocked is not None
-        size = pool.log_size(under.job)
-        cost.begin(f"event loop of the {side} blocked for {BLOCKED_SECS:g} s, twice what its peer waits")
+        size, sessions = pool.log_size(under.job), hasty.sessions()
+        cost.begin(f"event loop of the {side} blocked for {BLOCKED_SECS:g} s, longer than its peer waits")
         blocked.send(signal.Signals[BLOCK])
         time.sleep(BLOCKED_SECS)
         under.wait_for_log(pool, size)
         cost.useful(without=BLOCKED_SECS)
-        sessions = (pool.directory / "host-a.log").read_text().count('"event": "connected"')
-        assert sessions == number + 2, "it was not long enough to end a session"
+        wait_until("the next session", lambda before=sessions: hasty.sessions() > before)  # type: ignore[misc]  # bound now
     under.finish(pool)
+
+
+def test_the_database_is_locked(hasty: Hasty, tmp_path: Path, cost: Cost) -> None:
+    """Several times as long as SQLite waits, while a build ends."""
+    pool = hasty.pool
+    under = begin(pool, Counting("locked-1.0", tmp_path))
+    under.wait_for_log(pool, 30)
+    sessions = hasty.sessions()
+    other = sqlite3.connect(pool.server_dir / "gradient.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    under.counting.go()
+    size = pool.log_size(under.job)
+    time.sleep(LOCKED_SECS)
+    # Neither logs nor what is only read need the lock.
+    assert pool.log_size(under.job) > size
+    assert pool.evaluation(under.evaluation)["status"] == "Building"
+    assert pool.is_ready()
+    cost.begin(f"SQLite database locked by another process for {LOCKED_SECS:g} s")
+    other.close()
+    view = pool.ended(under.evaluation)
+    cost.useful()
+    assert view["status"] == "Completed"
+    under.finish(pool)
+    after = pool.submit(pool.tree(Build("after-1.0")))
+    assert pool.ended(after)["status"] == "Completed"
+    assert hasty.sessions() == sessions
 
 
 def times_of(pool: Pool, job: str) -> list[tuple[float, float]]:
@@ -137,15 +180,9 @@ def times_of(pool: Pool, job: str) -> list[tuple[float, float]]:
     return [(attempt["started_at"], attempt["finished_at"]) for attempt in attempts] + spans
 
 
-def test_the_clocks_of_both_hosts_are_set_in_mid_build(empty_pool: Pool, tmp_path: Path, cost: Cost) -> None:
-    """The worker's is off by an hour from the beginning; then both are set, each the other way, and back."""
-    pool = empty_pool
-    server, worker = Wall(tmp_path / "server-clock"), Wall(tmp_path / "worker-clock", HOUR_SECS)
-    pool.start_server(
-        "--scheduler-scoring-policy", "simple", "--build-retry-backoff-secs", str(BACKOFF_SECS),
-        environment=altered(wall=server),
-    )  # fmt: skip
-    pool.start_worker("host-a", environment=altered(wall=worker, constants=HEARTBEATS))
+def test_the_clocks_of_both_hosts_are_set_in_mid_build(hasty: Hasty, tmp_path: Path, cost: Cost) -> None:
+    """Each the other way, and back."""
+    pool = hasty.pool
     for hours in (1, -1):
         directory = tmp_path / f"by-{hours}"
         directory.mkdir()
@@ -155,8 +192,8 @@ def test_the_clocks_of_both_hosts_are_set_in_mid_build(empty_pool: Pool, tmp_pat
         cost.begin(
             f"clock of the server set by {hours:+d} h and of its worker by {-2 * hours:+d} h in mid-build"
         )
-        server.set(HOUR_SECS if hours > 0 else 0)
-        worker.set(-hours * HOUR_SECS)
+        hasty.server_clock.set(HOUR_SECS if hours > 0 else 0)
+        hasty.worker_clock.set(-hours * HOUR_SECS)
         runner = pool.workers["host-a"].runner()
         assert runner is not None
         runner.kill()
