@@ -35,7 +35,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """The server holds the path. `pushed`: bytes travelled for it; `granted_at` on the server's clock."""
+    """The server holds the path. `pushed`: bytes travelled for it; `granted_at` as `SpanLog.now`."""
 
     info: PathInfo
     pushed: bool
