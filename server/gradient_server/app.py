@@ -27,6 +27,7 @@ from gradient_protocol.notify import Notifier
 
 from gradient_server import first_start, service
 from gradient_server.clock import SystemClock
+from gradient_server.cluster import matching
 from gradient_server.config import ServerConfig
 from gradient_server.db.errors import DatabaseError
 from gradient_server.db.migrate import Migration, current_revision, newest_revision
@@ -221,6 +222,7 @@ async def _run(
             for address in http_addresses:
                 announce(f"http: {address}")
             await service.tell_ready(notifier, services, loops)
+            loops.start_soon(trio.to_thread.run_sync, matching.load)
             task_status.started(services)
             await stop.wait()
             service.announce_stop(notifier)

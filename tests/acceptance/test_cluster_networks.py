@@ -64,7 +64,7 @@ def start_worker_in(pool: Pool, namespace: str, name: str, endpoint: str) -> Non
         "--server-url", pool.listen, "--system-cpu-core-score", "1000", "--endpoint", endpoint,
     ]  # fmt: skip
     process = Started(arguments, pool.directory / f"{name}.log")
-    pool.workers[name] = Worker(name, base_dir, arguments, process)
+    pool.workers[name] = Worker(name, base_dir, arguments, process, {})
 
 
 def test_the_example_measures_across_hosts(empty_pool: Pool, namespaces: list[str], tmp_path: Path) -> None:

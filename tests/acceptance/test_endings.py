@@ -53,7 +53,7 @@ def test_a_failed_evaluation_exits_with_1_and_says_where_the_logs_are(endings: E
     assert endings.view["status"] == "Failed"
     assert "failing-1.0 failed: the command ended with exit status 7" in endings.done.stdout
     assert f"gradient logs build:{endings.build('failing-1.0')['id']}" in endings.done.stdout
-    assert "1 build was not started" in endings.done.stdout
+    assert "1 build not started, for something needed failed" in endings.done.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from gradient_protocol.kinds import JobKind
-from scipy.optimize import linear_sum_assignment
+
+from gradient_server.cluster.matching import match
 
 __all__ = ["Flags", "Placement", "Request", "Vector", "Zones", "place", "seatable"]
 
@@ -105,7 +106,7 @@ def seatable(usable: Flags) -> list[int | None]:
     """For each member the column of a largest partial matching, None for those left standing."""
     found: list[int | None] = [None] * len(usable)
     if usable.size:
-        rows, columns = linear_sum_assignment(usable, maximize=True)
+        rows, columns = match(usable, maximize=True)
         for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
             if usable[row, column]:
                 found[row] = column
@@ -119,7 +120,7 @@ def _match(masked: Vector) -> tuple[Columns, float] | None:
         return None
     kept = _worth_a_look(masked)
     try:
-        _, columns = linear_sum_assignment(masked[:, kept])
+        _, columns = match(masked[:, kept])
     except ValueError:
         # There is no full matching; every cost itself is finite.
         return None
