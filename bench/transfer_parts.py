@@ -77,7 +77,7 @@ async def beat(session: FakeWorker) -> None:
 async def move(base_dir: Path, known: dict[str, Any]) -> None:
     """Registers, uploads and downloads what it is told to."""
     one = known["workers"][0]
-    mover = Mover.open(base_dir / "made", Registration(one["id"], one["peer"], one["token"]))
+    mover = Mover.open(base_dir / "made", Registration(one["id"], one["peer"], one["token"], renewed=False))
     fetched = DirectoryStore.open(base_dir / "fetched")
     fetching = Transfers(link=mover.link, store=fetched, threads=mover.threads, ids=mover.ids)
     address = TcpAddress("127.0.0.1", known["port"])
