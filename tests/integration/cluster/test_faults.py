@@ -121,7 +121,7 @@ async def test_a_worker_killed_while_it_holds(sqlite_database: Database, tmp_pat
 async def test_a_worker_stopped_before_the_start_is_told_and_the_others_are_free(
     sqlite_database: Database, tmp_path: Path, step: str
 ) -> None:
-    async with pair_of(sqlite_database, tmp_path, prepare_secs=0.3) as (scene, cluster):
+    async with pair_of(sqlite_database, tmp_path, prepare_secs=1) as (scene, cluster):
         await scene.connect("b")
         scene.ask("a", "b")
         assigned = await scene.assigned("a", "b")
