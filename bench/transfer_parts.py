@@ -24,7 +24,7 @@ from tests.fakes.pool import running_pool
 from tests.fakes.transfers import DirectoryStore, Mover, source_path
 from tests.fakes.worker import FakeWorker, connected_worker
 
-EVALUATIONS = 3000
+EVALUATIONS = 6000
 """More than the probe can use up."""
 PROBE_EVERY_SECS = 0.02
 

@@ -10,6 +10,7 @@ from gradient_protocol.address import TcpAddress, connect, listener_address, ope
 from gradient_protocol.ids import IdSource
 from gradient_protocol.messages.shapes import GitSource
 from gradient_server.config import load
+from gradient_server.db.queries.instances import database_now, register_instance
 from gradient_server.db.queries.registry import SERVER_PEER, Registration, ensure_task, register_worker
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Event
@@ -20,6 +21,8 @@ from gradient_server.net.services import Services
 from gradient_server.wiring import build_services
 
 __all__ = ["Pool", "running_pool"]
+
+INSTANCE = "instance-1"
 
 
 class Pool:
@@ -103,8 +106,14 @@ async def running_pool(
     """A server on a free port of loopback, over an open database with the schema; and at `listener`."""
     config = load(file=None, environment={}, flags={"base_dir": str(base_dir), **flags}).config
     ids = IdSource()
-    services = build_services(config, database, ids, "instance-1")
-    await database.run(lambda connection: ensure_registry(connection, now=services.clock.now(), ids=ids))
+    services = build_services(config, database, ids, INSTANCE)
+
+    def prepare(connection: sa.Connection) -> None:
+        ensure_registry(connection, now=services.clock.now(), ids=ids)
+        # Else its assignments would be nobody's, and a sweep would close them.
+        register_instance(connection, INSTANCE, advertise_url=None, now=database_now(connection))
+
+    await database.run(prepare)
     listeners = await open_listeners(TcpAddress("127.0.0.1", 0))
     async with trio.open_nursery() as nursery:
         await nursery.start(services.scheduler.run)
