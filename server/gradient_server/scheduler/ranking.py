@@ -148,15 +148,20 @@ class Ranking:
         return bool(self.allowed(table, worker, np.array([tracked.row]), monotonic)[0])
 
     def allowed(self, table: JobTable, worker: Worker, rows: Rows, monotonic: float) -> Flags:
-        """Which of the rows the worker may be given at all."""
+        """Which of the rows the worker may be given now."""
+        allowed = self._offerable(table, worker, rows, monotonic)
+        if table.unpredicted_jobs:
+            allowed &= ~table.unpredicted[rows]
+        return allowed
+
+    def _offerable(self, table: JobTable, worker: Worker, rows: Rows, monotonic: float) -> Flags:
+        """Which of the rows the worker may be given once their history is loaded, and scores meanwhile."""
         self._pool.intern_fresh()
         allowed: Flags = worker.eligible[table.requirement_ids[rows]]
         for job_id in list(worker.excluded):
             tracked = table.get(job_id)
             if worker.is_excluded(job_id, monotonic) and tracked is not None:
                 allowed &= rows != tracked.row
-        if table.unpredicted_jobs:
-            allowed &= ~table.unpredicted[rows]
         if table.ram_bound_jobs:
             allowed &= self._enough_ram(table, worker, rows)
         if table.kind is JobKind.EVAL and not worker.info.can.eval:
@@ -192,7 +197,7 @@ class Ranking:
 
         Those in few windows go first, so that workers that ask together get different ones.
         """
-        outside = self.allowed(table, worker, np.arange(len(table)), monotonic)
+        outside = self._offerable(table, worker, np.arange(len(table)), monotonic)
         window = worker.windows[table.kind]
         if len(window):
             outside[window.rows()] = False

@@ -148,6 +148,24 @@ async def test_a_build_is_not_assigned_before_its_history_is_known(database: Dat
     assert assignment.ram_reserved_mb == 1234.0
 
 
+async def test_a_worker_that_comes_before_any_history_is_loaded_need_not_wait_for_the_tick(
+    database: Database,
+) -> None:
+    """A restart: everything is queued at once, and the workers are back within a second."""
+    scene = Scene(database)
+    world = scene.world
+    world.queue(*[build(name) for name in ("x", "y")])
+    world.connect(worker("a", max_concurrent_builds=1))
+    world.scheduler.request_job("a", JobKind.BUILD)
+    await world.settle()
+    assert world.outboxes["a"].offered() == ["build:x", "build:y"]
+    world.score("a", "build:x", "build:y")
+    assert world.assigned("a") == []
+    assert await scene.loader.load_batch()
+    await world.settle()
+    assert len(world.assigned("a")) == 1
+
+
 async def test_a_run_that_ends_swaps_the_fresh_prediction_in(database: Database) -> None:
     scene = Scene(database)
     world = scene.world
