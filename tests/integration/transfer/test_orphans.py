@@ -53,9 +53,12 @@ async def test_an_object_that_is_stored_again_while_it_is_looked_up_stays(scene:
     services = scene.pool.services
     file = store_without_row(scene, b"twice", age_secs=YOUNG_SECS + 60)
     read = services.database.read
+    looking = trio.lowlevel.current_task()
 
     async def store_meanwhile(query: Callable[..., object]) -> object:
         found = await read(query)
+        if trio.lowlevel.current_task() is not looking:
+            return found  # a sweep of the server's own
         await trio.to_thread.run_sync(lambda: store_without_row(scene, b"twice", age_secs=0))
         return found
 
