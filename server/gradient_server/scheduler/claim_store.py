@@ -20,7 +20,7 @@ from gradient_server.domain.status import AbortReason
 from gradient_server.graph import aborts
 from gradient_server.graph.jobs import load_builds, load_job, load_pending
 from gradient_server.graph.settings import GraphSettings
-from gradient_server.scheduler.claims import ClaimRequest
+from gradient_server.scheduler.claims import ClaimRequest, ClaimsInDoubtError
 
 __all__ = ["DatabaseClaimStore", "LoadBuilds", "LoadJob"]
 
@@ -73,6 +73,7 @@ class DatabaseClaimStore:
         """All in one transaction, the wire's jobs loaded within it.
 
         None of them where the database is full or away: they are looked up again, as if another had won.
+        ClaimsInDoubtError where its connection broke in mid-commit.
         """
         now = self._clock.now()
 
@@ -82,9 +83,7 @@ class DatabaseClaimStore:
         try:
             return await self._database.run(work)
         except InDoubtError as error:
-            log.error("claims are in doubt and taken back", count=len(requests), reason=first_line(error))
-            await self.abandon([request.assignment_id for request in requests])
-            return [None] * len(requests)
+            raise ClaimsInDoubtError(first_line(error)) from error
         except database_errors() as error:
             log.error("jobs cannot be claimed", count=len(requests), reason=first_line(error))
             # The next ones would fare no better at once.

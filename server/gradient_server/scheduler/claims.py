@@ -14,7 +14,11 @@ from gradient_server.domain.events import Event
 from gradient_server.domain.job import PendingJob
 from gradient_server.domain.status import AbortReason
 
-__all__ = ["ClaimRequest", "ClaimStore"]
+__all__ = ["ClaimRequest", "ClaimStore", "ClaimsInDoubtError"]
+
+
+class ClaimsInDoubtError(Exception):
+    """Whether the claims are stored is not known: they have to be abandoned, as far as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class ClaimStore(Protocol):
     """Claims, and what undoes them."""
 
     async def claim(self, requests: Sequence[ClaimRequest]) -> list[Job | None]:
-        """All in one transaction; None where the job was not there to be claimed."""
+        """All in one transaction; None where the job was not there to be claimed. ClaimsInDoubtError."""
         ...
 
     async def accept(self, assignment_id: str, worker_id: str) -> bool:

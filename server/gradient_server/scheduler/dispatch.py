@@ -23,7 +23,7 @@ from gradient_server.domain.events import Bus
 from gradient_server.domain.status import AbortReason
 from gradient_server.history.book import HistoryBook
 from gradient_server.scheduler.backfill import fitting
-from gradient_server.scheduler.claims import ClaimRequest, ClaimStore
+from gradient_server.scheduler.claims import ClaimRequest, ClaimsInDoubtError, ClaimStore
 from gradient_server.scheduler.decisions import DecisionRing
 from gradient_server.scheduler.members import MemberDesk, NoMembers
 from gradient_server.scheduler.model import (
@@ -211,14 +211,24 @@ class Dispatcher:
         batch = [self._to_claim.popleft() for _ in range(size)]
         # Not cancellable: a claim that nobody hears of would hold its job until a restart.
         with trio.CancelScope(shield=True):
-            jobs = await self._store.claim([_request(assignment) for assignment in batch])
-            to_abandon = [
-                assignment.assignment_id
-                for assignment, job in zip(batch, jobs, strict=True)
-                if not self._claimed(assignment, job)
-            ]
+            to_abandon = await self._claim(batch)
             if to_abandon:
                 self._bus.publish(await self._store.abandon(to_abandon))
+
+    async def _claim(self, batch: Sequence[Assignment]) -> list[str]:
+        """Sends what is claimed. Returns what is, or may be, and must be given back."""
+        try:
+            jobs = await self._store.claim([_request(assignment) for assignment in batch])
+        except ClaimsInDoubtError as error:
+            log.error("claims are in doubt and taken back", count=len(batch), reason=str(error))
+            for assignment in batch:
+                self._claimed(assignment, None)
+            return [assignment.assignment_id for assignment in batch]
+        return [
+            assignment.assignment_id
+            for assignment, job in zip(batch, jobs, strict=True)
+            if not self._claimed(assignment, job)
+        ]
 
     def _claimed(self, assignment: Assignment, job: Job | None) -> bool:
         """Sends a claimed job. False: it is claimed and must be given back."""

@@ -1,7 +1,8 @@
 """The scheduler on a real database: what it assigns is a row before it is sent, whatever is answered."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -13,12 +14,15 @@ from gradient_protocol.messages.shapes import EvalJob
 from gradient_protocol.messages.worker import AssignJobResponse, CandidateScore, CandidateScores
 from gradient_server.clock import SystemClock
 from gradient_server.db import tables
+from gradient_server.db.bridge import Together
+from gradient_server.db.errors import InDoubtError
 from gradient_server.db.runner import Database
 from gradient_server.domain.events import Bus
 from gradient_server.domain.job import build_key, eval_key
 from gradient_server.domain.status import EvaluationStatus
 from gradient_server.graph.aborts import abort_job
 from gradient_server.graph.jobs import load_pending
+from gradient_server.scheduler import loops
 from gradient_server.scheduler.claim_store import DatabaseClaimStore
 from gradient_server.scheduler.invariants import violations
 from gradient_server.scheduler.model import SchedulerSettings
@@ -27,6 +31,8 @@ from gradient_server.scoring.policy import policy_by_name
 
 from tests.fakes.scheduler import RecordingOutbox, worker
 from tests.fixtures.graph import job_status, make_build, make_evaluation, make_member, make_worker, want
+
+T = TypeVar("T")
 
 INSTANCE = "instance-1"
 A, B = "worker-a", "worker-b"
@@ -255,3 +261,40 @@ async def test_a_loop_that_crashes_ends_the_run(sqlite_database: Database, crash
                 pool.scheduler.request_job(A, JobKind.BUILD)
                 pool.offer_scores(A, "x")
             await trio.sleep(2)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_claims_in_doubt_are_given_back_and_made_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    in_doubt: list[str] = []
+    run = database.run
+
+    async def broken(fn: Callable[[sa.Connection], T], together: Together | None = None) -> T:
+        """The connection breaks in mid-commit of the first claim."""
+        if in_doubt or "DatabaseClaimStore.claim" not in fn.__qualname__:
+            return await run(fn, together)
+        in_doubt.append("claim")
+        if is_stored:
+            await run(fn, together)
+        raise InDoubtError("the connection broke in mid-commit")
+
+    monkeypatch.setattr(database, "run", broken)
+    monkeypatch.setattr(loops, "ASSIGNMENT_TICK_SECS", 0.1)
+    async with running(database) as (pool, [job]):
+        pool.scheduler.request_job(A, JobKind.BUILD)
+        pool.offer_scores(A, job)
+        with trio.fail_after(30):
+            while not in_doubt or pool.scheduler.tracker.get(build_key(job)) is None:
+                await trio.sleep(0.005)
+        # It waits again, and the wish stands.
+        pool.offer_scores(A, job)
+        message = await pool.sent(A)
+        assert (await pool.row(message.assignment_id)).finished_at is None
+        assert await pool.status(build_key(job)) == "Assigned"
+        assert not violations(pool.scheduler.tracker, pool.scheduler.pool, pool.scheduler.offers)
+        closed = sa.select(tables.dispatched_job.c.status).where(
+            tables.dispatched_job.c.id != message.assignment_id
+        )
+        statuses = await database.read(lambda connection: list(connection.scalars(closed)))
+        assert statuses == (["Abandoned"] if is_stored else [])
