@@ -25,9 +25,11 @@ from gradient_server.db.engine import (
     sqlite_file,
 )
 from gradient_server.db.errors import DatabaseClosedError, DatabaseUnusableError, first_line
-from gradient_server.db.executors import GroupWriter, Statistics, ThreadPool, run_inline
+from gradient_server.db.group_writer import GroupWriter
 from gradient_server.db.lock import FileLock
 from gradient_server.db.patience import Patience
+from gradient_server.db.thread_pool import ThreadPool
+from gradient_server.db.transactions import Statistics, run_inline
 
 __all__ = ["Database", "open_database"]
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 import trio
 import trio.testing
-from gradient_server.db import executors, tables
+from gradient_server.db import group_writer, tables
 from gradient_server.db.errors import (
     CommitFailedError,
     DatabaseClosedError,
@@ -17,7 +17,7 @@ from gradient_server.db.errors import (
     DatabaseInUseError,
     DatabaseUnusableError,
 )
-from gradient_server.db.executors import GROUP_SECS
+from gradient_server.db.group_writer import GROUP_SECS
 from gradient_server.db.runner import Database, open_database
 
 from tests.fixtures.databases import count
@@ -215,7 +215,7 @@ async def test_a_writer_that_dies_is_told_to_everyone(
     def break_down(_connection: sa.Connection) -> None:
         raise RuntimeError("the connection is beyond repair")
 
-    monkeypatch.setattr(executors, "_roll_back", break_down)
+    monkeypatch.setattr(group_writer, "_roll_back", break_down)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def close_the_connection(connection: sa.Connection) -> None:
