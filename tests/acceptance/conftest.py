@@ -8,6 +8,7 @@ import pytest
 
 from tests.acceptance.counting import Cost
 from tests.acceptance.pool import Pool
+from tests.fixtures.cgroups import made_memory_cgroup
 
 HERE = Path(__file__).parent
 # Emulates a whole machine, for whoever names a kernel; a skip elsewhere would look like a gap in CI.
@@ -63,18 +64,5 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="module")
 def memory_cgroup() -> Iterator[Path]:
     """A cgroup of our own with the memory controller, on v1 or v2."""
-    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    parent = v1 if v1.is_dir() else v2
-    if not os.access(parent, os.W_OK) or not (v1.is_dir() or (v2 / "cgroup.subtree_control").exists()):
-        pytest.skip("no cgroup with the memory controller may be made here (root is needed)")
-    path = parent / f"gradient-acceptance-{os.getpid()}"
-    path.mkdir()
-    if not any(path.glob("memory.*")):
-        path.rmdir()
-        pytest.skip("the memory controller is not available here")
-    yield path
-    for hierarchy in [*Path("/sys/fs/cgroup").glob(f"*/{path.name}"), path]:
-        for below in sorted(hierarchy.rglob("*/"), reverse=True):
-            below.rmdir()
-        if hierarchy.exists():
-            hierarchy.rmdir()
+    with made_memory_cgroup("acceptance") as path:
+        yield path

@@ -13,6 +13,8 @@ from gradient_worker.runner.client import RunnerClient, connect_or_spawn
 from gradient_worker.runner.options import RunnerOptions
 from gradient_worker.runner.values import BuildSpec
 
+from tests.fixtures.cgroups import made_memory_cgroup
+
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -81,22 +83,8 @@ async def pool(start_pool: Callable[[str], AbstractAsyncContextManager[Pool]]) -
 @pytest.fixture
 def memory_cgroup() -> Iterator[Path]:
     """A cgroup of our own with the memory controller, on v1 or v2."""
-    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    parent = v1 if v1.is_dir() else v2
-    if not os.access(parent, os.W_OK) or not (v1.is_dir() or (v2 / "cgroup.subtree_control").exists()):
-        pytest.skip("no cgroup with the memory controller may be made here (root is needed)")
-    path = parent / f"gradient-test-{os.getpid()}"
-    path.mkdir()
-    if not any(path.glob("memory.*")):
-        path.rmdir()
-        pytest.skip("the memory controller is not available here")
-    yield path
-    for hierarchy in Path("/sys/fs/cgroup").glob(f"*/{path.name}"):
-        for below in sorted(hierarchy.rglob("*/"), reverse=True):
-            below.rmdir()
-        hierarchy.rmdir()
-    if path.exists():
-        path.rmdir()
+    with made_memory_cgroup("test") as path:
+        yield path
 
 
 async def end_process(pid: int | None) -> None:

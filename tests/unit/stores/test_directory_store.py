@@ -9,6 +9,7 @@ import pytest
 from gradient_protocol.kinds import Compression
 from gradient_protocol.nar import NarError, NarHasher, compress, pack
 from gradient_worker.stores import directory as directory_module
+from gradient_worker.stores import packed
 from gradient_worker.stores import registry as registry_module
 from gradient_worker.stores.base import BadOutputError, PathInfo, StoreError
 from gradient_worker.stores.directory import DirectoryStore
@@ -116,7 +117,7 @@ def test_a_small_output_that_was_just_packed_is_had_packed_once(
 def test_few_outputs_are_kept_packed(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "_KEPT_PACKED_MAX", 2)
+    monkeypatch.setattr(packed, "KEPT_MAX", 2)
     infos = [store.register_output(path, build(tmp_path, path, text=path), []) for path in (A, B, C)]
     assert [store.take_packed(info) is None for info in infos] == [True, False, False]
 

@@ -27,6 +27,7 @@ from gradient_worker.stores.base import BadOutputError, GarbageReport, PathInfo,
 from gradient_worker.stores.canonical import canonicalise
 from gradient_worker.stores.exchange import exchange
 from gradient_worker.stores.garbage import choose_victims, closure
+from gradient_worker.stores.packed import KEPT_BYTES, PackedOutputs
 from gradient_worker.stores.paths import check_path, hash_part
 from gradient_worker.stores.registry import Registration, Registry
 
@@ -38,9 +39,6 @@ _log = structlog.get_logger(__name__)
 _UNFLUSHED_SECS = 120.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIMES_SECS = (1, 1)
-# Outputs that were packed to be hashed are uploaded next: the small ones need no second look at the disk.
-_KEPT_PACKED_BYTES = 64 * 1024
-_KEPT_PACKED_MAX = 64
 
 
 class DirectoryStore:
@@ -61,7 +59,7 @@ class DirectoryStore:
         self._used_since_written: set[str] = set()
         self._pins: dict[str, set[str]] = {}
         self._listeners: list[Callable[[tuple[str, ...]], None]] = []
-        self._packed: dict[tuple[str, str], tuple[bytes, ...]] = {}
+        self._packed = PackedOutputs()
         self._numbers = itertools.count(1)
         self._held_bytes = 0
 
@@ -151,7 +149,7 @@ class DirectoryStore:
             for piece in nar.pack(built):
                 hasher.feed(piece)
                 scanner.feed(piece)
-                if hasher.size <= _KEPT_PACKED_BYTES:
+                if hasher.size <= KEPT_BYTES:
                     pieces.append(piece)
         except FileNotFoundError:
             raise BadOutputError(f"the build did not make {path}") from None
@@ -164,8 +162,7 @@ class DirectoryStore:
         moved = self._unused_name("built")
         _move(built, moved)
         installed = self._install(moved, info)
-        if hasher.size <= _KEPT_PACKED_BYTES:
-            self._keep_packed(info, pieces)
+        self._packed.keep(info, pieces)
         return installed
 
     def pack(self, path: str) -> Iterator[bytes]:
@@ -176,14 +173,7 @@ class DirectoryStore:
 
     def take_packed(self, info: PathInfo) -> tuple[bytes, ...] | None:
         """The pieces of a small path that was registered just now, once (see Store)."""
-        with self._lock:
-            return self._packed.pop((info.path, info.nar_hash), None)
-
-    def _keep_packed(self, info: PathInfo, pieces: Iterable[bytes]) -> None:
-        with self._lock:
-            if len(self._packed) >= _KEPT_PACKED_MAX:
-                del self._packed[next(iter(self._packed))]
-            self._packed[info.path, info.nar_hash] = tuple(pieces)
+        return self._packed.take(info)
 
     def pin(self, holder: str, paths: Iterable[str]) -> None:
         """Keep `paths` and all they refer to until `unpin`; adds to what the holder has pinned."""
