@@ -77,7 +77,7 @@ def _worker(worker: Worker, pool: WorkerPool, tracker: JobTracker) -> Iterator[s
             yield f"{worker.id} has {len(assigned)} {kind} jobs and counts {slots.open}"
         if slots.outstanding is not None and slots.outstanding not in worker.assigned:
             yield f"{worker.id} waits for an answer to an assignment that is gone"
-        if (worker.id in pool.waiting[kind]) != (slots.ready and worker.draining is None):
+        if (worker.id in pool.waiting[kind]) != slots.ready:
             yield f"{worker.id} and the list of those that wait for {kind} disagree"
         if slots.idle_since is not None and not slots.ready:
             yield f"{worker.id} has an idle {kind} slot and no free one"

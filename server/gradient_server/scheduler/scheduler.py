@@ -341,11 +341,16 @@ class Scheduler:
         self.loops.offers_changed.set()
 
     def undrain(self, worker_id: str) -> None:
-        """The worker gets jobs again, from its next RequestJob on."""
+        """The worker gets jobs again: what it asked for while it was drained stands."""
         worker = self.pool.workers.get(worker_id)
-        if worker is not None:
-            worker.draining = None
-            self._members.worker_changed(worker)
+        if worker is None:
+            return
+        worker.draining = None
+        self._members.worker_changed(worker)
+        for kind in JobKind:
+            self.pool.settle(worker, kind)
+            if worker.slots[kind].ready:
+                self._answer_wish(worker, kind)
 
     # What workers ask and answer
 
@@ -376,7 +381,7 @@ class Scheduler:
     def request_job(self, worker_id: str, kind: JobKind) -> None:
         """A slot is free at the worker. Ignored while an AssignJob of the kind is unanswered."""
         worker = self.pool.workers.get(worker_id)
-        if worker is None or worker.draining is not None:
+        if worker is None:
             return
         slots = worker.slots[kind]
         if slots.outstanding is not None:

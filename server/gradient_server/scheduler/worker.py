@@ -33,13 +33,15 @@ class Slots:
     """A worker's slots of one kind. Times on the monotonic clock.
 
     `wish` is a level: the worker has said that a slot is free, and nothing has been sent since.
-    `outstanding` is the assignment that it has not answered, or that is being claimed for it.
+    `outstanding` is the assignment that it has not answered, or that is being claimed for it. `paused`: the
+    worker is drained; its wish stands.
     """
 
     maximum: int
     open: int = 0
     wish: bool = False
     outstanding: str | None = None
+    paused: bool = False
     idle_since: float | None = None
     idle_seen: float | None = None
 
@@ -51,7 +53,7 @@ class Slots:
     @property
     def ready(self) -> bool:
         """Whether a job may be assigned now."""
-        return self.wish and self.outstanding is None and self.open < self.maximum
+        return self.wish and not self.paused and self.outstanding is None and self.open < self.maximum
 
     def clear_idle(self) -> None:
         """No idle slot is recorded any more."""
@@ -94,7 +96,7 @@ class Worker:
         self.assigned: dict[str, Assignment] = {}
         # Job ids that are not to be assigned to this worker before a monotonic time.
         self.excluded: dict[str, float] = {}
-        self.draining: str | None = None
+        self._draining: str | None = None
         # How late the last heartbeat left; NaN before the first.
         self.lateness_secs = NAN
         self._live = WorkerMetricsView()
@@ -111,6 +113,17 @@ class Worker:
     def id(self) -> str:
         """The worker's id."""
         return self.info.id
+
+    @property
+    def draining(self) -> str | None:
+        """Why the worker gets no more jobs; None where it does."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, reason: str | None) -> None:
+        self._draining = reason
+        for slots in self.slots.values():
+            slots.paused = reason is not None
 
     @property
     def live(self) -> WorkerMetricsView:

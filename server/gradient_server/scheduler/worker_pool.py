@@ -111,9 +111,7 @@ class WorkerPool:
     def settle(self, worker: Worker, kind: JobKind) -> None:
         """Keeps the list of waiting workers and the idle slot in step with the worker's slots."""
         slots = worker.slots[kind]
-        if worker.draining is not None:
-            slots.wish = False
-        if slots.ready and worker.draining is None:
+        if slots.ready:
             self.waiting[kind].setdefault(worker.id)
         else:
             self.waiting[kind].pop(worker.id, None)

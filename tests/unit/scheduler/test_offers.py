@@ -1,6 +1,7 @@
 """Windows on the queue: who is offered what, and what is said about it."""
 
 import msgspec
+import pytest
 from gradient_protocol.kinds import JobKind
 from gradient_protocol.limits import MAX_OFFER_BYTES, MAX_WINDOW_CANDIDATES
 from gradient_protocol.messages.server import JobListChunk, JobOffer, RequiredPath, RevokeJob
@@ -46,6 +47,27 @@ async def test_only_eligible_workers_are_offered_a_candidate() -> None:
     world.scheduler.undrain("fits")
     world.scheduler.request_job("fits", JobKind.BUILD)
     assert list(tracked.offered_to) == ["fits"]
+
+
+@pytest.mark.parametrize("asked", ["before", "meanwhile"])
+async def test_what_a_drained_worker_asked_for_stands_once_it_may_work_again(asked: str) -> None:
+    world = World()
+    world.connect(worker("a"))
+    if asked == "before":
+        world.scheduler.request_job("a", JobKind.BUILD)
+    world.scheduler.draining("a", "test")
+    if asked == "meanwhile":
+        world.scheduler.request_job("a", JobKind.BUILD)
+    world.queue(build("x"))
+    await world.settle()
+    assert world.outboxes["a"].offered() == []
+    assert world.scheduler.idle_slots == []
+    world.scheduler.undrain("a")
+    await world.settle()
+    assert world.outboxes["a"].offered() == ["build:x"]
+    world.score("a", "build:x")
+    await world.settle()
+    assert len(world.assigned("a")) == 1
 
 
 async def test_a_request_that_finds_nothing_gets_the_next_sixty_four() -> None:
