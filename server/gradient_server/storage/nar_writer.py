@@ -16,6 +16,8 @@ from gradient_server.storage.durable import disk_errors, write_at
 __all__ = ["READ_BYTES", "NarWriter", "StoredObject", "UploadGapError", "WriterClosedError"]
 
 READ_BYTES = 1024 * 1024
+# A disk that has a gigabyte to write at once lets every commit of the database wait for it.
+_SYNC_EVERY_BYTES = 8 * 1024 * 1024
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _NO_LIMIT = 2**63 - 1
 
@@ -70,6 +72,7 @@ class NarWriter:
         self._is_closed = False
         self._fd: int | None = None
         self._offset = 0
+        self._synced = 0
         if not is_new:
             self._fd = self._open_file()
             self._offset = os.fstat(self._fd).st_size
@@ -111,6 +114,7 @@ class NarWriter:
                     os.ftruncate(fd, self._offset)
                     raise
             self._offset += len(new)
+            self._sync_some(fd)
             if self._intake is not None:
                 self._intake.feed(new)
             return self._offset
@@ -176,6 +180,12 @@ class NarWriter:
             intake.feed(chunk)
             limit_bytes -= len(chunk)
         return True
+
+    def _sync_some(self, fd: int) -> None:
+        if self._offset - self._synced >= _SYNC_EVERY_BYTES:
+            with disk_errors(self._path):
+                os.fdatasync(fd)
+            self._synced = self._offset
 
     def _verify(self, fd: int, nar_hash: str, nar_size: int, compression: Compression) -> None:
         if self._intake is None or self._intake.compression is not compression:
