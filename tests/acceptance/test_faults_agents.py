@@ -108,6 +108,13 @@ def kill_agent_and_runner(pool: Pool, worker: str) -> None:
     pool.workers[worker].process.wait()
 
 
+def cgroups_of_build(pid: int) -> list[Path]:
+    """Those made for the build that the process belongs to; none where builds get none."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    names = {Path(line).name for line in lines if "/nix-build@" in line}
+    return [path for name in names for path in Path("/sys/fs/cgroup").rglob(name)]
+
+
 def test_agent_and_runner_are_killed_together(crowd: Crowd, tmp_path: Path, cost: Cost) -> None:
     pool = crowd.pool
     strays = tmp_path / "strays"
@@ -116,6 +123,7 @@ def test_agent_and_runner_are_killed_together(crowd: Crowd, tmp_path: Path, cost
     )
     under = in_mid_build(pool, "both", tmp_path, before)
     (stray,) = [int(pid) for pid in strays.read_text().split()]
+    groups = cgroups_of_build(stray)
     cost.begin("agent and runner killed together")
     kill_agent_and_runner(pool, "host-both")
     pool.restart_worker("host-both")
@@ -125,7 +133,9 @@ def test_agent_and_runner_are_killed_together(crowd: Crowd, tmp_path: Path, cost
     assert not is_alive(stray)
     assert not is_alive(under.counting.pids[0])
     under.finish_again(pool, "the process that ran the build died")
+    wait_until("the end of its cgroups", lambda: not any(path.exists() for path in groups))
     pool.stop_worker("host-both")
+    assert not any(path.parent.exists() for path in groups)
     assert not [pid for pid in map(int, strays.read_text().split()) if is_alive(pid)]
 
 

@@ -17,17 +17,17 @@ from tests.acceptance.pool import Pool, by_name
 from tests.acceptance.processes import is_alive, wait_until
 from tests.acceptance.trees import Build
 
+# `GRADIENT_LONG_FAULTS=1`: half a minute, and SQLite itself waits for a lock as long as it does, 10 s.
+LONG = os.environ.get("GRADIENT_LONG_FAULTS") == "1"
 # Of 10 s, 120 s, 60 s, 120 s and 30 s: a tenth or less of what they are.
 HEARTBEAT_SECS = 0.4
 SILENCE_SECS = 1.5
-GRACE_SECS = 4.0
+GRACE_SECS = 20.0 if LONG else 4.0  # longer than a loop is blocked
 ORPHAN_SECS = 1.0
 BACKOFF_SECS = 1.0
 HEARTBEATS = {"gradient_protocol.limits:HEARTBEAT_SECS": HEARTBEAT_SECS}
 # Longer than anybody waits for a silent peer: sessions end. Within the grace: they resume.
-BLOCKED_SECS = 2.2
-# `GRADIENT_LONG_FAULTS=1`: half a minute, and SQLite itself waits for a lock as long as it does, 10 s.
-LONG = os.environ.get("GRADIENT_LONG_FAULTS") == "1"
+BLOCKED_SECS = 15.0 if LONG else 2.2
 BUSY = {} if LONG else {"gradient_server.db.engine:BUSY_TIMEOUT_MS": 200}
 LOCKED_SECS = 30.0 if LONG else 2.0
 HOUR_SECS = 3600.0
