@@ -139,6 +139,27 @@ def test_a_hard_link_is_broken_before_its_mode_is_changed(store: DirectoryStore,
     assert (store.real_path(A) / "linked").stat().st_nlink == 1
 
 
+def test_whoever_is_killed_while_a_hard_link_is_copied_adds_nothing_to_the_output(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build(tmp_path)
+    os.link(built / "file", built / "linked")
+    before = sorted(entry.name for entry in built.iterdir())
+
+    def die(_fd: int, _data: memoryview) -> int:
+        raise SystemExit
+
+    for pid in (os.getpid(), os.getpid(), 2**22):  # the next agent may have the same one, in a container
+        with monkeypatch.context() as broken:
+            broken.setattr("gradient_worker.stores.canonical.os.getpid", lambda pid=pid: pid)
+            broken.setattr("gradient_worker.stores.canonical.os.write", die)
+            with pytest.raises(SystemExit):
+                store.register_output(A, built, [])
+        assert sorted(entry.name for entry in built.iterdir()) == before
+    store.register_output(A, built, [])
+    assert sorted(entry.name for entry in store.real_path(A).iterdir()) == before
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_a_build_user_owns_becomes_the_workers(store: DirectoryStore, tmp_path: Path) -> None:
     built = build(tmp_path)
@@ -297,6 +318,27 @@ def test_after_a_restart_of_the_host_the_newest_paths_are_hashed_again(
     # A had long been written back when the host stopped, so it is not looked at.
     assert store.paths() == [A, C]
     assert names(store) == [A, C]
+    store.close()
+
+
+def test_what_was_registered_after_the_clock_was_set_back_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    store = DirectoryStore.open(tmp_path / "worker", clock=clock)
+    store.register_output(A, build(tmp_path, "a"), [])
+    clock.now -= 7200
+    store.close()
+    store = DirectoryStore.open(tmp_path / "worker", clock=clock)
+    store.register_output(B, build(tmp_path, "b"), [])
+    (store.real_path(B) / "file").chmod(0o644)
+    (store.real_path(B) / "file").write_text("lost")
+    store.close()
+    other_boot = tmp_path / "boot_id"
+    other_boot.write_text("another boot\n")
+    monkeypatch.setattr("gradient_worker.stores.directory._BOOT_ID", other_boot)
+    store = DirectoryStore.open(tmp_path / "worker", clock=clock)
+    assert store.paths() == [A]
     store.close()
 
 

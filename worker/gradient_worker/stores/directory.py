@@ -62,6 +62,8 @@ class DirectoryStore:
         self._packed = PackedOutputs()
         self._numbers = itertools.count(1)
         self._held_bytes = 0
+        # Of all registrations so far: theirs is an order, whichever way the clock is set.
+        self._registered_at = 0.0
 
     @classmethod
     def open(cls, base_dir: Path, *, clock: Callable[[], float] = time.time) -> Self:
@@ -219,6 +221,7 @@ class DirectoryStore:
     def _recover(self) -> None:
         """Make memory, registry and disk agree, in favour of less."""
         registrations = self._registry.load()
+        self._registered_at = max((row.registered_at for row in registrations), default=0.0)
         on_disk = set(os.listdir(self._directory))  # noqa: PTH208 - names alone, there may be many
         lost = [row.info.path for row in registrations if row.info.path not in on_disk]
         for path in lost:
@@ -280,8 +283,9 @@ class DirectoryStore:
 
     def _register(self, place: Path, aside: Path, info: PathInfo) -> None:
         now = self._clock()
+        self._registered_at = max(self._registered_at, now)
         try:
-            self._registry.put(Registration(info, now, now))
+            self._registry.put(Registration(info, self._registered_at, now))
         except sqlite3.Error:
             # Without its row the path must not stay in its place; what it replaced is no longer valid.
             nar.remove_tree(aside)
@@ -298,8 +302,8 @@ class DirectoryStore:
             aside = self._unused_name("trash")
             try:
                 (self._directory / path).rename(aside)
-            except FileNotFoundError:
-                _log.warning("collected path was gone from disk", path=path)
+            except OSError as error:  # gone, or it stays there: the next opening removes it
+                _log.warning("collected path cannot be moved away", path=path, reason=error.strerror)
             else:
                 trash.append(aside)
         return trash
