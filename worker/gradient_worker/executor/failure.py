@@ -22,6 +22,7 @@ __all__ = [
     "Failure",
     "failure",
     "inputs_unavailable",
+    "lost_outputs",
     "missing_outputs",
     "of_exception",
     "of_exit",
@@ -80,6 +81,13 @@ def missing_outputs(names: Sequence[str]) -> Failure:
     variables = ", ".join(f"${name}" for name in names)
     plural = "s" if len(names) > 1 else ""
     return failure(FailureKind.PERMANENT, f"the command did not make its output{plural} {variables}")
+
+
+def lost_outputs(names: Sequence[str]) -> Failure:
+    """The command succeeded under an earlier agent, and these outputs are nowhere now."""
+    variables = ", ".join(f"${name}" for name in names)
+    reason = f"{variables} did not outlive the agent that was storing it, or was never made"
+    return failure(FailureKind.TRANSIENT, reason)
 
 
 def inputs_unavailable(paths: Sequence[str], reason: str) -> Failure:

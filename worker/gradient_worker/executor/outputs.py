@@ -9,7 +9,7 @@ import trio
 from gradient_protocol.kinds import FailureKind
 from gradient_protocol.messages.shapes import BuildJob, BuildOutput, BuildProduct, BuiltOutput, Metrics
 
-from gradient_worker.executor.failure import Failure, failure, missing_outputs
+from gradient_worker.executor.failure import Failure, failure, lost_outputs, missing_outputs
 from gradient_worker.executor.job import Job, Phase
 from gradient_worker.executor.products import find_products
 from gradient_worker.executor.workshop import Workshop
@@ -36,7 +36,8 @@ async def register(
     """Move what the command made in `place` into the store; a missing output is the command's failure.
 
     `taken_up`: an earlier agent started the command, and may have moved its outputs before it went. Else
-    what the store holds is of another run, and stands in for nothing.
+    what the store holds is of another run, and stands in for nothing. One that is missing may have been lost
+    with that agent between its move and its registration, so the build is tried again then.
     """
     if not build.outputs:
         return Outputs((), ())  # a thread costs more than all else that such a build costs here
@@ -64,7 +65,9 @@ def _register(store: Store, build: BuildJob, place: Path, *, taken_up: bool) -> 
                 missing.append(output.name)
         except BadOutputError as error:
             return failure(FailureKind.PERMANENT, str(error))
-    return missing_outputs(missing) if missing else _describe(store, build, infos)
+    if missing:
+        return lost_outputs(missing) if taken_up else missing_outputs(missing)
+    return _describe(store, build, infos)
 
 
 def _describe(store: Store, build: BuildJob, infos: Sequence[PathInfo]) -> Outputs:
