@@ -48,10 +48,11 @@ class Graces:
 
     async def cancel(self, worker_id: str) -> None:
         """The worker is back. Returns once a loss that had begun already is stored."""
-        self._deadlines.pop(worker_id, None)
         losing = self._losing.get(worker_id)
         if losing is not None:
             await losing.wait()
+        # Last, for a loss that could not be stored has let the grace run anew.
+        self._deadlines.pop(worker_id, None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Gives up what is due, one worker after another, for ever."""
