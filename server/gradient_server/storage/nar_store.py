@@ -11,7 +11,8 @@ is read once more (`catch_up`), for the state of a hash outlives no restart.
 
 An object that nothing names any more goes in two steps (`doom`, `delete_doomed`), with the look into
 the database between them: whoever stores the same contents meanwhile takes the doom off.
-Everything here blocks and belongs in a thread; one store serves all of them.
+One store serves all threads. What touches the disk blocks and belongs in one; `doom`, `spare`, `settle` and
+the writer of a new upload do not.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ import os
 import re
 import threading
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +43,7 @@ from gradient_server.storage.nar_writer import (
 )
 
 __all__ = [
+    "Doom",
     "LocalNarStore",
     "NarWriter",
     "ObjectMissingError",
@@ -61,6 +63,13 @@ class ObjectMissingError(StorageError):
     """The store has lost, or never had, the object that a row names."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Doom:
+    """One intention to delete an object; void once somebody stores the object again."""
+
+    name: str
+
+
 class LocalNarStore:
     """The NAR store in `<base_dir>/nar`."""
 
@@ -76,7 +85,7 @@ class LocalNarStore:
         # Finished objects whose row is not committed yet: not to be deleted under its writer.
         self._unsettled: dict[str, int] = {}
         # Objects that are about to be deleted, unless somebody stores them again.
-        self._doomed: set[str] = set()
+        self._doomed: dict[str, Doom] = {}
 
     def open_writer(
         self,
@@ -140,34 +149,44 @@ class LocalNarStore:
             else:
                 self._unsettled.pop(name, None)
 
-    def doom(self, name: str) -> bool:
+    def doom(self, name: str) -> Doom | None:
         """The first half of a deletion; look whether a row names it, then `delete_doomed`.
 
-        False if an upload just made it.
+        None if an upload just made it, or somebody else is about to delete it.
         """
         self._object_path(name)
         with self._lock:
-            if name in self._unsettled:
-                return False
-            self._doomed.add(name)
-        return True
+            if name in self._unsettled or name in self._doomed:
+                return None
+            doom = self._doomed[name] = Doom(name)
+        return doom
 
-    def spare(self, name: str) -> None:
+    def spare(self, doom: Doom) -> None:
         """It is not to be deleted after all."""
         with self._lock:
-            self._doomed.discard(name)
+            self._take_off(doom)
 
-    def delete_doomed(self, name: str) -> bool:
+    def delete_doomed(self, doom: Doom) -> bool:
         """Removes a doomed object. False if it is not there, or somebody stored it again since."""
-        path = self._object_path(name)
-        with self._lock, disk_errors(path):
-            if name not in self._doomed:
-                return False
-            self._doomed.discard(name)
+        path = self._object_path(doom.name)
+        # Freeing a large file may take the disk a second, and the event loop takes the lock, too.
+        trash = self._partial / _partial_name(f"\0{doom.name}")  # no request has such an id
+        with disk_errors(path):
             try:
-                path.unlink()
+                with self._lock:
+                    if not self._take_off(doom):
+                        return False
+                    path.rename(trash)
+                trash.unlink()
             except FileNotFoundError:
                 return False
+        return True
+
+    def _take_off(self, doom: Doom) -> bool:
+        """Whether it still stood."""
+        if self._doomed.get(doom.name) is not doom:
+            return False
+        del self._doomed[doom.name]
         return True
 
     def delete(self, name: str) -> bool:
@@ -175,7 +194,8 @@ class LocalNarStore:
 
         False if it is not there, or an upload just made it.
         """
-        return self.doom(name) and self.delete_doomed(name)
+        doom = self.doom(name)
+        return doom is not None and self.delete_doomed(doom)
 
     def shards(self) -> list[str]:
         """The directories that objects lie in."""
@@ -237,7 +257,7 @@ class LocalNarStore:
             make_directory(path.parent)
             with self._lock:
                 self._unsettled[verified.object] = self._unsettled.get(verified.object, 0) + 1
-                self._doomed.discard(verified.object)
+                self._doomed.pop(verified.object, None)
             try:
                 try:
                     os.link(partial, path)

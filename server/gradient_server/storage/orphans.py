@@ -23,6 +23,7 @@ from gradient_server.storage.durable import StorageError
 
 if TYPE_CHECKING:
     from gradient_server.net.services import Services
+    from gradient_server.storage.nar_store import Doom, LocalNarStore
 
 __all__ = ["collect_logs", "collect_orphans", "delete_unused"]
 
@@ -89,13 +90,18 @@ def _without_rows(connection: sa.Connection, names: Sequence[str]) -> list[str]:
 async def _delete_those_unused(services: "Services", names: list[str]) -> int:
     """The doom comes first and the look into the database second: see `LocalNarStore.doom`."""
     store = services.nar_store
-    doomed = [name for name in names if store.doom(name)]
+    dooms = {name: doom for name in names if (doom := store.doom(name)) is not None}
     try:
-        unused = await services.database.read(partial(_unused, names=doomed))
-        return sum(await trio.to_thread.run_sync(lambda: [store.delete_doomed(name) for name in unused]))
+        unused = await services.database.read(partial(_unused, names=list(dooms)))
+        delete = partial(_delete_all, store, [dooms[name] for name in unused])
+        return await trio.to_thread.run_sync(delete)
     finally:
-        for name in doomed:
-            store.spare(name)
+        for doom in dooms.values():
+            store.spare(doom)
+
+
+def _delete_all(store: "LocalNarStore", dooms: Sequence["Doom"]) -> int:
+    return sum(store.delete_doomed(doom) for doom in dooms)
 
 
 def _unused(connection: sa.Connection, names: list[str]) -> list[str]:

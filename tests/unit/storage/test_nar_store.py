@@ -202,6 +202,42 @@ def test_an_object_whose_row_is_not_committed_is_not_deleted(store: LocalNarStor
         store.open_reader(stored.object)
 
 
+def test_a_doom_is_void_once_the_object_is_stored_again(store: LocalNarStore, nar: Nar) -> None:
+    stored = nar.store(store, "one")
+    store.settle(stored.object)
+    first = store.doom(stored.object)
+    assert first is not None
+    assert store.doom(stored.object) is None, "somebody is about to delete it"
+    nar.store(store, "two")
+    store.settle(stored.object)
+    second = store.doom(stored.object)
+    assert second is not None
+    assert not store.delete_doomed(first)
+    store.spare(first)
+    assert store.has(stored.object)
+    assert store.delete_doomed(second)
+    assert not store.delete_doomed(second)
+    assert not store.has(stored.object)
+
+
+def test_a_deletion_that_was_cut_leaves_nothing_after_the_next_start(
+    store: LocalNarStore, nar: Nar, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stored = nar.store(store, "one")
+    store.settle(stored.object)
+
+    def die(_path: Path) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "unlink", die)
+        with pytest.raises(SystemExit):
+            store.delete(stored.object)
+    assert not store.has(stored.object)
+    assert store.discard_partials_except([]) == 1
+    assert files(tmp_path) == []
+
+
 def test_racing_uploads_of_equal_contents_all_succeed(store: LocalNarStore, nar: Nar, tmp_path: Path) -> None:
     stored: list[StoredObject] = []
     barrier = threading.Barrier(4)
