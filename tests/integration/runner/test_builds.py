@@ -213,3 +213,21 @@ async def test_results_are_written_for_whoever_reads_the_directory(pool: Pool) -
         directory = build_directory(pool.base_dir, "a1")
         assert directory.result.stat().st_mode & 0o777 == 0o644
         assert (directory.outputs / "out").read_text() == "x\n"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"argv": ("/bin/sh\0", "x")}, {"argv": ("sh", "a\0b")}, {"env": {"PATH": "/bin", "A=B": "c"}}]
+)
+async def test_words_that_no_process_can_be_given_are_the_builds_failure_and_leave_nothing_open(
+    pool: Pool, wrong: dict[str, object]
+) -> None:
+    open_files = []
+    async with pool.client() as client:
+        for number in range(3):
+            name = f"a{number}"
+            await client.start(pool.spec(name, "true", **wrong))
+            ended = await client.wait(name)
+            assert (ended.reason, ended.code) == (ExitReason.EXITED, 127)
+            await client.forget(name)
+            open_files.append(len(list(Path(f"/proc/{pool.runner_pid()}/fd").iterdir())))
+    assert open_files[1:] == open_files[:-1]

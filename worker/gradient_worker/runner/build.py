@@ -125,7 +125,7 @@ class Build:
         return build
 
     def start(self, spec: dict[str, object]) -> None:
-        """Makes directory and cgroup and forks. Raises OSError with nothing left running."""
+        """Makes directory and cgroup and forks. Raises OSError or ValueError with nothing left running."""
         host, now = self._host, self._host.clock()
         user = self.user
         host.skeletons.make(
@@ -144,7 +144,7 @@ class Build:
                 self.group = cgroups.create(host.group, name)
                 self._host_oom_kills = host.recent_oom_kills(now)
             self._pid, self._fault_fd = launch(self._command(spec), host.home)
-        except OSError:
+        except BaseException:
             self.spool.finish(now)
             cgroups.remove(self.group)
             raise

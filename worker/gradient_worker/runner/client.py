@@ -209,10 +209,13 @@ async def connect(base_dir: str | os.PathLike[str]) -> RunnerClient | None:
         return None
     finally:
         os.close(runner_dir_fd)
-    if await _is_alive(stream):
-        return RunnerClient(stream)
-    await stream.aclose()
-    return None
+    alive = False
+    try:
+        alive = await _is_alive(stream)
+    finally:
+        if not alive:
+            await trio.aclose_forcefully(stream)
+    return RunnerClient(stream) if alive else None
 
 
 async def _is_alive(stream: trio.abc.Stream) -> bool:

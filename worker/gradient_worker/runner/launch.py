@@ -24,12 +24,12 @@ def launch(command: Command, home: list[str]) -> tuple[int, int]:
     `home`: the `cgroup.procs` that this process belongs to, in the order of `command.procs_files`; empty
     where it could not come back.
     """
-    program = _resolve(command.argv[0], command.env.get("PATH", os.defpath))
-    if program is None or command.user.uid is not None or len(home) != len(command.procs_files):
-        return spawn(command)
     try:
+        program = _resolve(command.argv[0], command.env.get("PATH", os.defpath))
+        if program is None or command.user.uid is not None or len(home) != len(command.procs_files):
+            return spawn(command)
         pid = _spawn(command, program, home)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in an argument, an `=` in a variable's name
         return spawn(command)  # which tells what is wrong where it belongs
     with contextlib.suppress(OSError):  # gone already, or may not be lowered
         write(f"/proc/{pid}/oom_score_adj", OOM_SCORE_ADJ)

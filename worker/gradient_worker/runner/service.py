@@ -293,7 +293,7 @@ class Service:
         build = Build(assignment_id, f"{self._builds_dir}/{assignment_id}", self._free_user(), self._host)
         try:
             build.start(spec)
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             self._host.skeletons.remove(build.root)
             raise Refused(f"the build could not be started: {error}") from error
         self._builds[assignment_id] = build
