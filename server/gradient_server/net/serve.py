@@ -184,9 +184,9 @@ async def _close(services: Services, session: Session) -> None:
             if was_resumed:
                 services.scheduler.worker_disconnected(session.worker_id)
             services.downloads.session_ended(session)
+            await services.uploads.session_ended(session)
             if was_resumed:
                 await _note_seen(services, session.worker_id)
-            await services.uploads.session_ended(session)
         finally:
             if not session.replaced:
                 services.graces.arm(session.worker_id)

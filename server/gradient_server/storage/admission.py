@@ -119,11 +119,11 @@ class UploadAdmission:
             if any(entry.request_id == request_id for entry in self._waiting.get(session, ())):
                 return []
             self._withdraw(request_id)
+        if len(self._waiting.get(session, ())) >= MAX_WAITING_PER_SESSION:
+            raise AdmissionError(f"more than {MAX_WAITING_PER_SESSION} uploads wait for a grant")
         self._kept.pop(request_id, None)
         decisions = self._release(request_id, now) if request_id in self._granted else []
         queue = self._waiting.setdefault(session, deque())
-        if len(queue) >= MAX_WAITING_PER_SESSION:
-            raise AdmissionError(f"more than {MAX_WAITING_PER_SESSION} uploads wait for a grant")
         queue.append(_Request(session, request_id, path, max(0, size_estimate), may_skip))
         self._waiting_ids.add(request_id)
         return decisions + self._admit(now)

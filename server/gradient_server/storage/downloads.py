@@ -129,7 +129,7 @@ class Downloads:
         open_reader = partial(_open, self._services.nar_store, entry, request.offset, plain=plain)
         try:
             reader = await trio.to_thread.run_sync(open_reader, limiter=self._disk)
-        except StorageError as error:
+        except (StorageError, OSError, zstandard.ZstdError) as error:
             log.error("an object cannot be read", path=request.path, object=entry.object, error=str(error))
             self._unavailable(download, "the server cannot read this path")
             return

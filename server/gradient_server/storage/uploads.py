@@ -158,7 +158,8 @@ class Uploads:
         own = [upload for upload in self._active.values() if upload.session is session]
         for upload in own:
             del self._active[upload.request.request_id]
-        kept = [upload.request.request_id for upload in own if upload.writer is not None]
+        # Those that waited for their slot, too: an earlier session may have sent some of it.
+        kept = [upload.request.request_id for upload in own]
         self._carry_out(self._admission.session_ended(session, self._now()))
         for upload in own:
             if upload.writer is not None:

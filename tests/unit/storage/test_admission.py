@@ -117,3 +117,14 @@ def test_a_session_cannot_wait_for_any_number(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(AdmissionError, match="more than 2"):
         uploads.request("a", "3", "p3", 1, 0.0)
     assert uploads.waiting == 2
+
+
+def test_a_refusal_takes_no_upload_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_WAITING_PER_SESSION", 1)
+    uploads = make(concurrency=1)
+    assert uploads.request("a", "a1", "p1", 1, 0.0) == [Grant("a", "a1")]
+    assert uploads.request("b", "b1", "p2", 1, 0.0) == []
+    with pytest.raises(AdmissionError):
+        uploads.request("b", "a1", "p1", 1, 0.0)
+    assert uploads.granted == 1
+    assert uploads.finished("a1", 1.0, committed=True) == [Grant("b", "b1")]
