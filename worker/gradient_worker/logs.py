@@ -5,6 +5,7 @@ window or a lost connection holds back waits in the file. The final report of a 
 `settled`: everything is written to the present session, or no BulkAck came for 60 s.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -213,11 +214,41 @@ def _read_gaps(file: Path) -> list[Gap]:
         data = file.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        logger.error("the gaps of a log cannot be read", file=str(file), error=str(error))
+        return []
+    gaps: list[Gap] = []
+    whole_bytes = 0
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
-    return [Gap(at, skipped, text) for at, skipped, text in unpacker]
+    try:
+        for record in unpacker:
+            gaps.append(_gap_of(record))
+            whole_bytes = unpacker.tell()
+    except (ValueError, msgpack.UnpackException):
+        pass  # what is behind the last whole record is cut off below
+    if whole_bytes < len(data):
+        logger.warning("the gaps of a log end in the middle", file=str(file), kept=len(gaps))
+        with contextlib.suppress(OSError):  # then the next agent finds it as this one did
+            os.truncate(file, whole_bytes)
+    return gaps
+
+
+def _gap_of(record: object) -> Gap:
+    match record:
+        case [int(at), int(skipped), bytes(text)]:
+            return Gap(at, skipped, text)
+    raise ValueError("no record of a gap")
 
 
 def _append_gap(file: Path, gap: Gap) -> None:
-    with file.open("ab") as opened:
-        opened.write(msgpack.packb((gap.at, gap.skipped, gap.text)))
+    """Whole or not at all: what comes behind half a record could not be read. OSError."""
+    with file.open("ab", buffering=0) as opened:
+        size = opened.seek(0, os.SEEK_END)
+        rest = memoryview(msgpack.packb((gap.at, gap.skipped, gap.text)))
+        try:
+            while rest:
+                rest = rest[opened.write(rest) :]
+        except OSError:
+            opened.truncate(size)
+            raise
