@@ -8,7 +8,7 @@ import pytest
 from gradient_protocol.kinds import FailureKind
 from gradient_protocol.messages import shapes
 from gradient_worker.executor.failure import Failure
-from gradient_worker.executor.outputs import register
+from gradient_worker.executor.outputs import Outputs, register
 from gradient_worker.stores.directory import DirectoryStore
 from gradient_worker.threads import ThreadPool
 
@@ -31,28 +31,72 @@ def job() -> shapes.BuildJob:
     )
 
 
+def killed_at(store: DirectoryStore, built: Path, step: str) -> None:
+    """An agent is killed while it stores an output."""
+
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as broken:
+        if step == "row":
+            broken.setattr("gradient_worker.stores.registry.Registry.put", die)
+        else:
+            # What an exception would remove stays where a process is killed.
+            broken.setattr("gradient_worker.stores.directory.nar.remove_tree", lambda _path: None)
+            broken.setattr(DirectoryStore, "_install", die)
+        with pytest.raises(SystemExit):
+            store.register_output(PATH, built, [])
+    store.close()
+
+
+@pytest.mark.parametrize("step", ["row", "rename"])
+async def test_an_output_that_was_being_registered_outlives_its_agent(tmp_path: Path, step: str) -> None:
+    place = tmp_path / "place"
+    (place / PATH).mkdir(parents=True)
+    (place / PATH / "file").write_text("made")
+    killed_at(DirectoryStore.open(tmp_path / "worker"), place / PATH, step)
+    assert not (place / PATH).exists()
+    shop: Any = SimpleNamespace(store=DirectoryStore.open(tmp_path / "worker"), threads=ThreadPool(1))
+    assert shop.store.paths() == []
+    found = await register(shop, job(), place, taken_up=True)
+    assert isinstance(found, Outputs)
+    assert shop.store.paths() == [PATH]
+    assert (shop.store.real_path(PATH) / "file").read_text() == "made"
+    assert [entry.name for entry in shop.store.directory.iterdir()] == [PATH]
+    shop.store.close()
+
+
+@pytest.mark.parametrize("end", ["opening", "collection", "boot"])
+def test_what_nobody_came_back_for_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    (tmp_path / PATH).mkdir()
+    killed_at(DirectoryStore.open(tmp_path / "worker"), tmp_path / PATH, "rename")
+    if end == "boot":
+        (tmp_path / "boot_id").write_text("another boot\n")
+        monkeypatch.setattr("gradient_worker.stores.directory._BOOT_ID", tmp_path / "boot_id")
+    store = DirectoryStore.open(tmp_path / "worker")
+    if end == "opening":
+        assert store.unregistered(PATH) is not None
+        store.close()
+        store = DirectoryStore.open(tmp_path / "worker")
+    elif end == "collection":
+        store.collect_garbage(2**40)
+    assert store.unregistered(PATH) is None
+    assert list(store.directory.iterdir()) == []
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("taken_up", "kind"), [(False, FailureKind.PERMANENT), (True, FailureKind.TRANSIENT)]
 )
 async def test_an_output_that_an_earlier_agent_may_have_lost_is_made_again(
     tmp_path: Path, taken_up: bool, kind: FailureKind
 ) -> None:
-    """Killed between the move and the row, an agent leaves what the next opening of the store removes."""
-    place = tmp_path / "place"
-    (place / PATH).mkdir(parents=True)
     store = DirectoryStore.open(tmp_path / "worker")
-
-    def die(_registration: object) -> None:
-        raise SystemExit
-
-    with pytest.MonkeyPatch.context() as broken:
-        broken.setattr("gradient_worker.stores.registry.Registry.put", lambda _self, row: die(row))
-        with pytest.raises(SystemExit):
-            store.register_output(PATH, place / PATH, [])
+    shop: Any = SimpleNamespace(store=store, threads=ThreadPool(1))
+    found = await register(shop, job(), tmp_path / "place", taken_up=taken_up)
     store.close()
-    shop: Any = SimpleNamespace(store=DirectoryStore.open(tmp_path / "worker"), threads=ThreadPool(1))
-    found = await register(shop, job(), place, taken_up=taken_up)
-    shop.store.close()
     assert isinstance(found, Failure)
     assert found.kind is kind
     assert "$out" in found.error

@@ -36,8 +36,9 @@ async def register(
     """Move what the command made in `place` into the store; a missing output is the command's failure.
 
     `taken_up`: an earlier agent started the command, and may have moved its outputs before it went. Else
-    what the store holds is of another run, and stands in for nothing. One that is missing may have been lost
-    with that agent between its move and its registration, so the build is tried again then.
+    what the store holds is of another run, and stands in for nothing. One that it had
+    moved and not registered is taken where it lies; one that is nowhere may have been lost with it, so the
+    build is tried again.
     """
     if not build.outputs:
         return Outputs((), ())  # a thread costs more than all else that such a build costs here
@@ -61,6 +62,8 @@ def _register(store: Store, build: BuildJob, place: Path, *, taken_up: bool) -> 
                 infos.append(store.register_output(output.path, made, candidates))
             elif held is not None and taken_up:
                 infos.append(held)
+            elif taken_up and (unregistered := store.unregistered(output.path)) is not None:
+                infos.append(store.register_output(output.path, unregistered, candidates))
             else:
                 missing.append(output.name)
         except BadOutputError as error:

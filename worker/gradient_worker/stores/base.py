@@ -101,6 +101,14 @@ class Store(Protocol):
         """
         ...
 
+    def unregistered(self, path: str) -> Path | None:
+        """What an earlier process had made of `path` when it ended before it was registered, if it is there.
+
+        Of this boot of the host alone, until the next opening or collection. Not verified: `register_output`
+        takes it as it takes what a build made.
+        """
+        ...
+
     def pack(self, path: str) -> Iterator[bytes]:
         """The archive of a valid path, in pieces. Raises StoreError for any other."""
         ...

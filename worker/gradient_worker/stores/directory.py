@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import sqlite3
 import stat
 import threading
@@ -39,6 +40,9 @@ _log = structlog.get_logger(__name__)
 _UNFLUSHED_SECS = 120.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIMES_SECS = (1, 1)
+# Kept for one opening, so that a build which had ended need not run again; gone with the next one.
+_UNREGISTERED = ".unregistered-"
+_BUILT = re.compile(r"\.built-[0-9]+-([0-9a-z]{32})")
 
 
 class DirectoryStore:
@@ -61,6 +65,8 @@ class DirectoryStore:
         self._listeners: list[Callable[[tuple[str, ...]], None]] = []
         self._packed = PackedOutputs()
         self._numbers = itertools.count(1)
+        # By hash part: what an earlier process was registering when it was killed.
+        self._unregistered: dict[str, Path] = {}
         self._held_bytes = 0
         # Of all registrations so far: theirs is an order, whichever way the clock is set.
         self._registered_at = 0.0
@@ -161,11 +167,15 @@ class DirectoryStore:
             raise BadOutputError(f"{path} cannot be stored: {error}") from None
         references = sorted(itertools.chain.from_iterable(by_hash[found] for found in scanner.found))
         info = PathInfo(path, hasher.hash, hasher.size, tuple(references), bool(scanner.found_markers))
-        moved = self._unused_name("built")
+        moved = self._unused_name("built", path)
         _move(built, moved)
         installed = self._install(moved, info)
         self._packed.keep(info, pieces)
         return installed
+
+    def unregistered(self, path: str) -> Path | None:
+        """What an earlier process had made of `path` and did not register (see Store)."""
+        return self._unregistered.get(hash_part(check_path(path)))
 
     def pack(self, path: str) -> Iterator[bytes]:
         """The archive of a valid path, in pieces."""
@@ -201,6 +211,8 @@ class DirectoryStore:
             victims = choose_victims(self._infos, self._last_used, pinned, excess_bytes)
             before = self._held_bytes
             trash = self._withdraw(victims) if victims else []
+            trash += self._unregistered.values()
+            self._unregistered.clear()
             after = self._held_bytes
         self._tell(victims)
         for tree in trash:
@@ -228,6 +240,7 @@ class DirectoryStore:
             _log.warning("registered path is gone from disk", path=path)
         kept = [row for row in registrations if row.info.path in on_disk]
         boot_id = _BOOT_ID.read_text().strip()
+        same_boot = self._registry.last_boot() == boot_id
         if self._registry.last_boot() not in {None, boot_id}:
             lost += self._damaged(kept)
         self._registry.remove(lost)
@@ -235,8 +248,15 @@ class DirectoryStore:
             if row.info.path not in set(lost):
                 self._remember(row.info, row.last_used_at)
         for name in sorted(on_disk - self._infos.keys()):
-            _log.info("leftover removed from the store", name=ascii(name))
-            nar.remove_tree(self._directory / name)
+            hashed = _hash_of_leftover(name)
+            if hashed is not None and same_boot:
+                aside = self._directory / f"{_UNREGISTERED}{hashed}"
+                nar.remove_tree(aside)
+                _move(self._directory / name, aside)
+                self._unregistered[hashed] = aside
+            elif self._directory / name not in self._unregistered.values():
+                _log.info("leftover removed from the store", name=ascii(name))
+                nar.remove_tree(self._directory / name)
         self._registry.set_boot(boot_id)
 
     def _damaged(self, rows: list[Registration]) -> list[str]:
@@ -334,9 +354,10 @@ class DirectoryStore:
             for listener in listeners:
                 listener(tuple(paths))
 
-    def _unused_name(self, purpose: str) -> Path:
+    def _unused_name(self, purpose: str, path: str | None = None) -> Path:
         # A dot begins no store path. Leftovers of earlier processes are gone since the opening.
-        return self._directory / f".{purpose}-{next(self._numbers)}"
+        of = "" if path is None else f"-{hash_part(path)}"
+        return self._directory / f".{purpose}-{next(self._numbers)}{of}"
 
     def _own_names(self) -> list[bytes]:
         """What an output must not contain to work on another host: this worker's directory."""
@@ -371,6 +392,16 @@ class DirectoryNarReceiver:
     def abort(self) -> None:
         """Remove what was unpacked."""
         self._unpacker.abort()
+
+
+def _hash_of_leftover(name: str) -> str | None:
+    """The hash part of what was about to be registered; None for anything else that a crash left."""
+    if matched := _BUILT.fullmatch(name):
+        return matched[1]
+    try:
+        return hash_part(check_path(name))
+    except StoreError:
+        return None
 
 
 def _canonicalise(built: Path) -> None:
