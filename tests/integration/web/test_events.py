@@ -113,6 +113,7 @@ async def test_progress_that_a_worker_tells_is_seen_wherever_its_jobs_are_shown(
         connected_worker(await site.pool.stream(), **known) as worker,
         site.events(evaluation) as stream,
     ):
+        await next_named(stream, "snapshot")  # what it says is not said again by an event
         job = await worker.accept(JobKind.EVAL)
         eval_id = job.assignment_id
         walking = EvalStageUpdate(stage=EvalStage.EVALUATING_DERIVATIONS)
