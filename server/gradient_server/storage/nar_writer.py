@@ -196,7 +196,11 @@ class NarWriter:
     def _open_file(self, more_flags: int = 0) -> int:
         with disk_errors(self._path):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | more_flags
-            return os.open(self._path, flags, 0o600)
+            try:
+                return os.open(self._path, flags, 0o600)
+            except FileNotFoundError:  # somebody has removed the directory under the running server
+                self._path.parent.mkdir(exist_ok=True)
+                return os.open(self._path, flags, 0o600)
 
     def _open_fd(self) -> int:
         if self._is_closed:

@@ -238,6 +238,14 @@ def test_a_deletion_that_was_cut_leaves_nothing_after_the_next_start(
     assert files(tmp_path) == []
 
 
+def test_the_directory_of_partial_files_is_made_again_when_somebody_has_removed_it(
+    store: LocalNarStore, nar: Nar, tmp_path: Path
+) -> None:
+    [partial] = tmp_path.rglob("partial")
+    partial.rmdir()
+    assert store.has(nar.store(store, "one").object)
+
+
 def test_racing_uploads_of_equal_contents_all_succeed(store: LocalNarStore, nar: Nar, tmp_path: Path) -> None:
     stored: list[StoredObject] = []
     barrier = threading.Barrier(4)
