@@ -28,8 +28,11 @@ def altered(
     wall: Wall | None = None,
     constants: Mapping[str, float] | None = None,
     block_secs: float | None = None,
+    die_at: str | None = None,
 ) -> dict[str, str]:
-    """`constants`: values by `module:NAME`; `block_secs`: how long the signal `BLOCK` blocks the loop."""
+    """`constants`: values by `module:NAME`; `block_secs`: how long the signal `BLOCK` blocks the loop.
+    `die_at`: the process kills itself when it comes to this function, `module:Class.method`.
+    """
     environment = {"PYTHONPATH": str(DIRECTORY)}
     if wall is not None:
         environment["GRADIENT_TEST_CLOCK"] = str(wall.file)
@@ -39,4 +42,6 @@ def altered(
         )
     if block_secs is not None:
         environment["GRADIENT_TEST_BLOCK"] = str(block_secs)
+    if die_at is not None:
+        environment["GRADIENT_TEST_DIE_AT"] = die_at
     return environment

@@ -139,6 +139,40 @@ def test_agent_and_runner_are_killed_together(crowd: Crowd, tmp_path: Path, cost
     assert not [pid for pid in map(int, strays.read_text().split()) if is_alive(pid)]
 
 
+@pytest.mark.parametrize("step", ["stores.directory:DirectoryStore._install", "stores.registry:Registry.put"])
+def test_an_agent_is_killed_while_it_stores_an_output(crowd: Crowd, tmp_path: Path, step: str) -> None:
+    """The only copy has left the build's directory, and no row tells of it: the build does not run again."""
+    pool = crowd.pool
+    name = f"storing-{'row' if step.endswith('put') else 'rename'}"
+    # An agent that evaluates stores the source, too: `making` does that.
+    pool.start_worker(
+        f"host-{name}", "--system-features", name, "--eval-max-concurrent", "0",
+        environment=altered(die_at=f"gradient_worker.{step}"),
+    )  # fmt: skip
+    under = begin(pool, Counting(f"{name}-1.0", tmp_path, more={"features": [name]}))
+    under.wait_for_log(pool, 30)
+    under.counting.go()
+    agent = pool.workers[f"host-{name}"].process
+    wait_until("the end of the agent", lambda: agent.code is not None)
+    pool.workers[f"host-{name}"].environment = {}
+    pool.restart_worker(f"host-{name}")
+    under.finish(pool)
+    pool.stop_worker(f"host-{name}")
+
+
+def test_an_agent_finds_half_a_record_of_what_its_log_leaves_out(crowd: Crowd, tmp_path: Path) -> None:
+    """As a full disk or a kill leaves it."""
+    pool = crowd.pool
+    under = in_mid_build(pool, "torn", tmp_path)
+    under.wait_for_log(pool, 30)
+    pool.workers["host-torn"].process.end(signal.SIGKILL)
+    [build] = [one for one in (pool.workers["host-torn"].base_dir / "builds").iterdir() if one.name[0] != "."]
+    (build / "log.gaps").write_bytes(b"\x93\x05\x07\xc4\x20abc")
+    pool.restart_worker("host-torn")
+    under.finish(pool)
+    pool.stop_worker("host-torn")
+
+
 def test_two_agents_have_one_id(crowd: Crowd, tmp_path: Path, cost: Cost) -> None:
     pool = crowd.pool
     under = in_mid_build(pool, "one", tmp_path)

@@ -3,6 +3,7 @@ directory (tests/acceptance/alter.py).
 
 GRADIENT_TEST_CLOCK      a file with the seconds that somebody has set this host's wall clock ahead by
 GRADIENT_TEST_CONSTANTS  `module:NAME=number,...`: lengths of time that would make a test long
+GRADIENT_TEST_DIE_AT     `module:Class.method`, in front of which the process kills itself
 GRADIENT_TEST_BLOCK      seconds for which SIGRTMIN blocks the event loop
 """
 
@@ -30,9 +31,21 @@ def _block_on_signal(secs: float) -> None:
     signal.signal(signal.SIGRTMIN, lambda *_: time.sleep(secs))
 
 
+def _die_at(text: str) -> None:
+    module, _, path = text.partition(":")
+    owner, _, method = path.partition(".")
+    setattr(
+        getattr(importlib.import_module(module), owner),
+        method,
+        lambda *_args, **_fields: os.kill(os.getpid(), signal.SIGKILL),
+    )
+
+
 if _clock := os.environ.get("GRADIENT_TEST_CLOCK"):
     _alter_clock(_clock)
 if _constants := os.environ.get("GRADIENT_TEST_CONSTANTS"):
     _alter_constants(_constants)
 if _secs := os.environ.get("GRADIENT_TEST_BLOCK"):
     _block_on_signal(float(_secs))
+if _place := os.environ.get("GRADIENT_TEST_DIE_AT"):
+    _die_at(_place)
