@@ -140,7 +140,9 @@ def test_agent_and_runner_are_killed_together(crowd: Crowd, tmp_path: Path, cost
 
 
 @pytest.mark.parametrize("step", ["stores.directory:DirectoryStore._install", "stores.registry:Registry.put"])
-def test_an_agent_is_killed_while_it_stores_an_output(crowd: Crowd, tmp_path: Path, step: str) -> None:
+def test_an_agent_is_killed_while_it_stores_an_output(
+    crowd: Crowd, tmp_path: Path, cost: Cost, step: str
+) -> None:
     """The only copy has left the build's directory, and no row tells of it: the build does not run again."""
     pool = crowd.pool
     name = f"storing-{'row' if step.endswith('put') else 'rename'}"
@@ -154,13 +156,18 @@ def test_an_agent_is_killed_while_it_stores_an_output(crowd: Crowd, tmp_path: Pa
     under.counting.go()
     agent = pool.workers[f"host-{name}"].process
     wait_until("the end of the agent", lambda: agent.code is not None)
+    cost.begin(f"agent killed while it stores an output, before its {name.removeprefix('storing-')}")
     pool.workers[f"host-{name}"].environment = {}
     pool.restart_worker(f"host-{name}")
+    pool.ended(under.evaluation)
+    cost.useful()
     under.finish(pool)
     pool.stop_worker(f"host-{name}")
 
 
-def test_an_agent_finds_half_a_record_of_what_its_log_leaves_out(crowd: Crowd, tmp_path: Path) -> None:
+def test_an_agent_finds_half_a_record_of_what_its_log_leaves_out(
+    crowd: Crowd, tmp_path: Path, cost: Cost
+) -> None:
     """As a full disk or a kill leaves it."""
     pool = crowd.pool
     under = in_mid_build(pool, "torn", tmp_path)
@@ -168,7 +175,11 @@ def test_an_agent_finds_half_a_record_of_what_its_log_leaves_out(crowd: Crowd, t
     pool.workers["host-torn"].process.end(signal.SIGKILL)
     [build] = [one for one in (pool.workers["host-torn"].base_dir / "builds").iterdir() if one.name[0] != "."]
     (build / "log.gaps").write_bytes(b"\x93\x05\x07\xc4\x20abc")
+    size = pool.log_size(under.job)
+    cost.begin("agent killed while it wrote down what its log leaves out")
     pool.restart_worker("host-torn")
+    under.wait_for_log(pool, size)
+    cost.useful()
     under.finish(pool)
     pool.stop_worker("host-torn")
 
