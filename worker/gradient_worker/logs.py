@@ -221,12 +221,10 @@ def _read_gaps(file: Path) -> list[Gap]:
     whole_bytes = 0
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
-    try:
+    with contextlib.suppress(ValueError, msgpack.UnpackException):  # what is behind is cut off below
         for record in unpacker:
             gaps.append(_gap_of(record))
             whole_bytes = unpacker.tell()
-    except (ValueError, msgpack.UnpackException):
-        pass  # what is behind the last whole record is cut off below
     if whole_bytes < len(data):
         logger.warning("the gaps of a log end in the middle", file=str(file), kept=len(gaps))
         with contextlib.suppress(OSError):  # then the next agent finds it as this one did

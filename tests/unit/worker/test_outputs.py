@@ -61,6 +61,7 @@ async def test_an_output_that_was_being_registered_outlives_its_agent(tmp_path: 
     found = await register(shop, job(), place, taken_up=True)
     assert isinstance(found, Outputs)
     assert shop.store.paths() == [PATH]
+    assert shop.store.take_unregistered(PATH) is None
     assert (shop.store.real_path(PATH) / "file").read_text() == "made"
     assert [entry.name for entry in shop.store.directory.iterdir()] == [PATH]
     shop.store.close()
@@ -77,12 +78,12 @@ def test_what_nobody_came_back_for_is_removed(
         monkeypatch.setattr("gradient_worker.stores.directory._BOOT_ID", tmp_path / "boot_id")
     store = DirectoryStore.open(tmp_path / "worker")
     if end == "opening":
-        assert store.unregistered(PATH) is not None
+        assert any(store.directory.iterdir())
         store.close()
         store = DirectoryStore.open(tmp_path / "worker")
     elif end == "collection":
         store.collect_garbage(2**40)
-    assert store.unregistered(PATH) is None
+    assert store.take_unregistered(PATH) is None
     assert list(store.directory.iterdir()) == []
     store.close()
 

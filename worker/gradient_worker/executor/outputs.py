@@ -62,7 +62,7 @@ def _register(store: Store, build: BuildJob, place: Path, *, taken_up: bool) -> 
                 infos.append(store.register_output(output.path, made, candidates))
             elif held is not None and taken_up:
                 infos.append(held)
-            elif taken_up and (unregistered := store.unregistered(output.path)) is not None:
+            elif taken_up and (unregistered := store.take_unregistered(output.path)) is not None:
                 infos.append(store.register_output(output.path, unregistered, candidates))
             else:
                 missing.append(output.name)

@@ -1,7 +1,7 @@
 """The directory store: `<baseDir>/store/<path>`, and a registry of which of them are valid.
 
-A path becomes valid in this order, so that a crash at any point leaves only what the next opening
-removes: made under another name in the same directory, put in place by one rename, registered. It
+A path becomes valid in this order, so that a crash at any point leaves only what the next openings
+remove: made under another name in the same directory, put in place by one rename, registered. It
 goes in the opposite order. Contents are not flushed one by one: after a restart of the host, which
 may have lost them, those registered last are hashed again (`_UNFLUSHED_SECS`).
 """
@@ -173,9 +173,10 @@ class DirectoryStore:
         self._packed.keep(info, pieces)
         return installed
 
-    def unregistered(self, path: str) -> Path | None:
-        """What an earlier process had made of `path` and did not register (see Store)."""
-        return self._unregistered.get(hash_part(check_path(path)))
+    def take_unregistered(self, path: str) -> Path | None:
+        """What an earlier process had made of `path` and did not register, once (see Store)."""
+        with self._lock:
+            return self._unregistered.pop(hash_part(check_path(path)), None)
 
     def pack(self, path: str) -> Iterator[bytes]:
         """The archive of a valid path, in pieces."""
