@@ -24,10 +24,10 @@ def launch(command: Command, home: list[str]) -> tuple[int, int]:
     `home`: the `cgroup.procs` that this process belongs to, in the order of `command.procs_files`; empty
     where it could not come back.
     """
+    program = _resolve(command.argv[0], command.env.get("PATH", os.defpath))
+    if program is None or command.user.uid is not None or len(home) != len(command.procs_files):
+        return spawn(command)
     try:
-        program = _resolve(command.argv[0], command.env.get("PATH", os.defpath))
-        if program is None or command.user.uid is not None or len(home) != len(command.procs_files):
-            return spawn(command)
         pid = _spawn(command, program, home)
     except (OSError, ValueError):  # ValueError: a NUL in an argument, an `=` in a variable's name
         return spawn(command)  # which tells what is wrong where it belongs
@@ -72,6 +72,8 @@ def _resolve(name: str, search_path: str) -> str | None:
     """The program's file, looked up as the build itself would."""
     if "/" in name:
         return name
+    if "\0" in name + search_path:
+        return None  # no file's name: `spawn` says so where it belongs
     for directory in search_path.split(":"):
         candidate = os.path.join(directory, name)
         if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):

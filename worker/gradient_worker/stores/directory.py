@@ -67,6 +67,7 @@ class DirectoryStore:
         self._numbers = itertools.count(1)
         # By hash part: what an earlier process was registering when it was killed.
         self._unregistered: dict[str, Path] = {}
+        self._collected = False
         self._held_bytes = 0
         # Of all registrations so far: theirs is an order, whichever way the clock is set.
         self._registered_at = 0.0
@@ -212,8 +213,11 @@ class DirectoryStore:
             victims = choose_victims(self._infos, self._last_used, pinned, excess_bytes)
             before = self._held_bytes
             trash = self._withdraw(victims) if victims else []
-            trash += self._unregistered.values()
-            self._unregistered.clear()
+            if self._collected:
+                # Not at the first one, which a process makes as it starts: its builds may still need them.
+                trash += self._unregistered.values()
+                self._unregistered.clear()
+            self._collected = True
             after = self._held_bytes
         self._tell(victims)
         for tree in trash:
