@@ -105,7 +105,7 @@ class Store(Protocol):
         """What an earlier process had made of `path` when it ended before it was registered, once.
 
         Of this boot of the host alone, until the next opening or the second collection. Not verified:
-        `register_output` takes it as it takes what a build made. Whoever takes it keeps it from being collected.
+        `register_output` takes it as it takes what a build made. What is taken is not collected.
         """
         ...
 
